@@ -72,10 +72,10 @@ __device__ void ForEachQuad(const Aggregation& call, int64_t query, int64_t row,
 }
 
 // The distances from a pixel to the next one and to the one below, in bytes.
-struct CornerSteps {
+struct PixelSteps {
   int64_t right, down;
 
-  __device__ CornerSteps(int64_t pixel_bytes, const Level& level)
+  __device__ PixelSteps(int64_t pixel_bytes, const Level& level)
       : right(pixel_bytes), down(level.width * pixel_bytes) {}
 };
 
@@ -87,7 +87,7 @@ class PackedCorners {
  public:
   // `first_byte` is that of the head in the first pixel of the batch.
   template <typename A>
-  __device__ PackedCorners(int64_t first_byte, const CornerSteps& steps, const Level& level, const PixelPair<A>& y,
+  __device__ PackedCorners(int64_t first_byte, const PixelSteps& steps, const Level& level, const PixelPair<A>& y,
                            const PixelPair<A>& x) {
     const int64_t pixel = level.first_pixel + int64_t{y.first} * level.width + x.first;
     const bool is_unread = y.first < 0 || x.first < 0;
@@ -101,7 +101,7 @@ class PackedCorners {
 
   // Loads the calling lane's vector of each corner. `value` is its address in the first head of the first pixel.
   template <int N, typename T>
-  __device__ void Load(const CornerSteps& steps, const T* value, Vector<T, N> (&corners)[4]) const {
+  __device__ void Load(const PixelSteps& steps, const T* value, Vector<T, N> (&corners)[4]) const {
     const uint32_t flags = uint32_t(packed_ >> 32);
     const int64_t right = flags & kIsFarRight ? 0 : steps.right, down = flags & kIsFarDown ? 0 : steps.down;
     const char* const top = reinterpret_cast<const char*>(value) + (packed_ & kDistance);
@@ -134,7 +134,7 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
       const bool has_channel = channel < sizes.channels;
       A sum[N] = {}, unread = 0;
       ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-        const CornerSteps steps(pixel_bytes, level);
+        const PixelSteps steps(pixel_bytes, level);
         const PixelPair y(tap.corners.y), x(tap.corners.x);
         const PackedCorners of_lane(first_byte, steps, level, y, x);
         const A tap_weight = tap.weight * y.weight * x.weight;
@@ -199,7 +199,7 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
   ForEachQueryHead<T>(call, log2_subwarp, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
     const T* const cotangent = d_out + row * sizes.channels;
     ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-      const CornerSteps steps(pixel_bytes, level);
+      const PixelSteps steps(pixel_bytes, level);
       const PackedCorners of_lane(first_byte, steps, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};
       for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {

@@ -102,7 +102,7 @@ class SamplesOfHead {
 
 // The tables of consecutive heads, over all batches.
 template <typename A>
-struct SampleTables {
+struct HeadTables {
   using Table = SamplesOfHead<A>;
 
   Aggregation call;
@@ -158,7 +158,7 @@ struct GatherShape {
 
 // Each subwarp computes N channels per lane of a pixel and head.
 template <typename T, int N>
-__global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_tables, GatherShape shape,
+__global__ void GatherKernel(HeadTables<Accumulator<T>> tables, int64_t num_tables, GatherShape shape,
                              const int32_t* row_start, const SortedSample<Accumulator<T>>* samples_by_cell,
                              const T* d_out, bool is_wide, void* d_value) {
   using A = Accumulator<T>;
@@ -206,7 +206,7 @@ const char* SortAndGather(const Device& device, const AggregationSizes& sizes, c
   using A = Accumulator<T>;
   const TableLayout<A> layout(sizes);
   const int64_t num_tables = sizes.batches * sizes.heads, tables_at_once = workspace_size / layout.words();
-  SampleTables<A> tables = {Aggregation(sizes, taps), TableRows(sizes), 0};
+  HeadTables<A> tables = {Aggregation(sizes, taps), TableRows(sizes), 0};
   return DispatchWidth<T>(sizes.channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const GatherShape shape(sizes, N);

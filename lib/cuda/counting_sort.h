@@ -1,8 +1,8 @@
 // A stable counting sort of entries by row, into tables in CSR form. It uses no atomics, and its result is the same in
 // every run. It takes two kernels, because a table may have too many rows to count them all in shared memory:
 //
-//   1. PartitionKernel: a thread block sorts a chunk of a table's entries by bin, which is a range of rows.
-//   2. SortBinsKernel: a warp sorts a bin by row. Each lane searches the bin's parts of the chunks for its next entry.
+//   1. PartitionKernel: a thread block sorts a part of a table's entries by bin, which is some neighbouring rows.
+//   2. SortBinsKernel: a warp sorts a bin by row. The entries of a bin are a range of each part.
 //
 // Both count first, and then take the entries again in the order of their ids to find the place of each. The lanes of a
 // warp that have the same bin or row find each other by __match_any_sync.
@@ -42,12 +42,12 @@ namespace {
 // The work is divided among many warps, because each step of a warp waits for the loads of the one before. The counts
 // of PartitionKernel take 48 KiB of shared memory, as much as a block can have without a request.
 constexpr int kPartitionWarps = 12, kSortWarps = 4;
-constexpr int32_t kMaxBins = 1024, kMaxChunks = kWarp, kChunkEntries = 4096;
+constexpr int32_t kMaxBins = 1024, kMaxParts = kWarp, kPartEntries = 4096;
 constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
 // Of a bin on average, unless it would have too many rows: few enough to be staged, and six steps of a warp, so that
 // the counts of the rows take less time than the entries. Not measured.
 constexpr int32_t kBinEntries = 192;
-constexpr int32_t kLastBinRows = 2 * kMaxChunks;  // how many the last bin has at least
+constexpr int32_t kLastBinRows = 2 * kMaxParts;  // how many the last bin has at least
 // The rows in shared memory, per warp. The last bin has fewer than kLastBinRows rows more than the others.
 constexpr int32_t kSharedRows = (1 << kMaxSharedRowsLog2) + kLastBinRows;
 // The entries in shared memory, per warp: as many as a block has room for.
@@ -58,8 +58,8 @@ constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(800 * 8 / sizeof(
 struct SortShape {
   int64_t tables;
   int32_t rows, entries;
-  int32_t bins, bin_rows_log2;   // the last bin has at least LastBinRows, or all
-  int32_t chunks, warp_entries;  // a warp's part of a chunk
+  int32_t bins, bin_rows_log2;  // the last bin has at least LastBinRows, or all
+  int32_t parts, warp_entries;  // warp_entries: those of a part that a warp sorts
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
       : tables(tables), rows(rows), entries(entries), bin_rows_log2(kMinBinRowsLog2) {
@@ -67,12 +67,12 @@ struct SortShape {
       ++bin_rows_log2;
     while (BinsOf(bin_rows_log2) > kMaxBins) ++bin_rows_log2;
     bins = int32_t(BinsOf(bin_rows_log2));
-    // row_start has room for a bin's parts of all chunks, two numbers each.
-    const int64_t most_chunks = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
-    const int64_t wanted = std::min(CeilDiv(entries, kChunkEntries), most_chunks);
+    // row_start has room for a bin's ranges of all parts, two numbers each.
+    const int64_t most_parts = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
+    const int64_t wanted = std::min(CeilDiv(entries, kPartEntries), most_parts);
     const int64_t step = kWarp * item_entries;  // of a warp
     warp_entries = int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * kPartitionWarps * step) * step);
-    chunks = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * kPartitionWarps)) : 0;
+    parts = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * kPartitionWarps)) : 0;
   }
 
   // How many rows the last bin has at least.
@@ -89,14 +89,13 @@ struct SortShape {
   __device__ int32_t first_row(int32_t bin) const { return bin << bin_rows_log2; }
   // The index of the start of a table in row_start.
   __device__ int64_t first_row_start(int64_t table) const { return table * (int64_t{rows} + 1); }
-  // The index of the begin and end of a bin's part of a chunk, which PartitionKernel stores in row_start. They are
-  // where only the bin's warp writes in SortBinsKernel: the ends of its rows and, in the first bin, the start of the
-  // table.
-  __device__ int64_t part(int64_t table, int32_t chunk, int32_t bin) const {
-    return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * chunk;
+  // The index in row_start of the begin and end of a bin's range of a part, which PartitionKernel stores there. Only
+  // the bin's warp writes there in SortBinsKernel: the ends of its rows and, in the first bin, the start of the table.
+  __device__ int64_t range(int64_t table, int32_t part, int32_t bin) const {
+    return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * part;
   }
-  __device__ int64_t chunk_start(int64_t table, int32_t chunk) const {
-    return table * entries + int64_t{chunk} * warp_entries * kPartitionWarps;
+  __device__ int64_t part_start(int64_t table, int32_t part) const {
+    return table * entries + int64_t{part} * warp_entries * kPartitionWarps;
   }
 };
 
@@ -124,19 +123,18 @@ __device__ inline int32_t TakeNext(int32_t* next, int32_t key) {
   return first_place + __popc(lower);
 }
 
-// Two results need no memory of their own: the begin and end of a bin's part of each chunk are stored in row_start, and
-// `bins`, in the memory of the values, has the bin of each id.
+// Two results need no memory of their own: the ranges of the bins are stored in row_start, and `bins`, in the memory of
+// the values, has the bin of each id.
 template <typename Tables>
 __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_start, int32_t* ids, int32_t* bins) {
   __shared__ int32_t next[kPartitionWarps][kMaxBins];
   const int warp = threadIdx.x / kWarp;
-  for (int64_t block = blockIdx.x; block < shape.tables * shape.chunks; block += gridDim.x) {
-    const int64_t table = block / shape.chunks;
-    const int32_t chunk = int32_t(block % shape.chunks);
+  for (int64_t block = blockIdx.x; block < shape.tables * shape.parts; block += gridDim.x) {
+    const int64_t table = block / shape.parts;
+    const int32_t part = int32_t(block % shape.parts);
     const auto entries = tables[table];
     constexpr int kEntries = decltype(entries)::kEntries;
-    const int64_t chunk_first = shape.chunk_start(0, chunk);
-    const int64_t first = chunk_first + int64_t{warp} * shape.warp_entries;
+    const int64_t first = shape.part_start(0, part) + int64_t{warp} * shape.warp_entries;
     const int32_t warp_entries =
         int32_t(first < shape.entries ? min(int64_t{shape.warp_entries}, shape.entries - first) : 0);
 
@@ -166,9 +164,9 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
         for (int w = 0; w < kPartitionWarps; ++w) count += bin < shape.bins ? next[w][bin] : 0;
         int32_t place = ExclusiveSum(count, &sum);
         if (bin >= shape.bins) continue;
-        int32_t* const part = row_start + shape.part(table, chunk, bin);
-        part[0] = place;
-        part[1] = place + count;
+        int32_t* const range = row_start + shape.range(table, part, bin);
+        range[0] = place;
+        range[1] = place + count;
         for (int w = 0; w < kPartitionWarps; ++w) {
           const int32_t warp_count = next[w][bin];
           next[w][bin] = place;
@@ -177,7 +175,7 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
       }
     }
     __syncthreads();
-    int32_t* chunk_ids = ids + shape.chunk_start(table, chunk);
+    int32_t* part_ids = ids + shape.part_start(table, part);
     constexpr int kLoads = 4;  // at once
     for (int32_t step = Lane(); step - Lane() < warp_entries; step += kLoads * kWarp) {
       int32_t entry_bins[kLoads];
@@ -187,12 +185,63 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
       }
       for (int k = 0; k < kLoads; ++k) {
         const int32_t bin = entry_bins[k], place = TakeNext(next[warp], bin);
-        if (bin >= 0) chunk_ids[place] = int32_t(first + step + k * kWarp);
+        if (bin >= 0) part_ids[place] = int32_t(first + step + k * kWarp);
       }
     }
     __syncthreads();
   }
 }
+
+// The entries of a bin, in the order of their ids. Lane i has the bin's range of part i.
+template <typename Table>
+class BinEntries {
+ public:
+  __device__ BinEntries(const Table& entries, const SortShape& shape, int64_t table, int32_t bin,
+                        const int32_t* row_start, const int32_t* ids)
+      : entries_(entries), ids_(ids + table * shape.entries), first_row_(shape.first_row(bin)) {
+    int32_t first = 0, range_entries = 0;
+    if (Lane() < shape.parts) {
+      const int32_t* const range = row_start + shape.range(table, Lane(), bin);
+      lower_entries = range[0];
+      range_entries = range[1] - range[0];
+      first = int32_t(shape.part_start(0, Lane()) + range[0]);
+    }
+    range_start_ = ExclusiveSum(range_entries, &count);
+    first_ = first - range_start_;
+    for (int lanes = kWarp / 2; lanes; lanes /= 2) {
+      lower_entries += __shfl_xor_sync(kWholeWarp, lower_entries, lanes);
+    }
+  }
+
+  __device__ auto value(const typename Table::Entry& entry) const { return entries_.value(entry); }
+
+  // Calls f(entry, row, index) with an entry in each lane, its row in the bin and its index in the bin. In lanes past
+  // the last entry, the row is -1.
+  template <typename F>
+  __device__ void ForEach(const F& f) const {
+    int part = 0;  // the last whose range begins at this lane's index or before
+    for (int32_t first = 0; first < count; first += kWarp) {
+      const int32_t index = first + Lane(), bounded = min(index, count - 1);
+      bool is_passed;
+      do {
+        const int32_t next_start = __shfl_sync(kWholeWarp, range_start_, min(part + 1, kWarp - 1));
+        is_passed = part + 1 < kWarp && next_start <= bounded;
+        part += is_passed;
+      } while (__any_sync(kWholeWarp, is_passed));
+      const auto entry = entries_(ids_[__shfl_sync(kWholeWarp, first_, part) + bounded]);
+      f(entry, index < count ? entry.row - first_row_ : -1, index);
+    }
+  }
+
+  int32_t count = 0, lower_entries = 0;  // of the bin; of all lower bins of the table
+
+ private:
+  const Table& entries_;
+  const int32_t* const ids_;
+  const int32_t first_row_;
+  int32_t range_start_;  // where the lane's range begins in the bin
+  int32_t first_;        // the index in ids_ of the lane's range, less range_start_
+};
 
 // The shared memory of a warp. The entries of its bin are in the order of their ids.
 template <typename Value>
@@ -203,91 +252,80 @@ struct SortedBin {
   int16_t order[kStaged<Value>];  // indices of rows and values, in the order of the rows
 };
 
-// A warp sorts a bin: it counts the entries of each row, and then gives each entry the next place of its row. If the
-// bin has few rows, `next` is in shared memory, and so are its entries if they are few. Else `next` is where the ends
-// of the rows will be: when all entries have their places, the next place of a row is its end.
+// Replaces the number of entries of each row in `next` by the place of the first, which is where the rows before it
+// end, and stores where each row ends. `next` may be `row_ends`.
+__device__ inline void FindPlaces(int32_t rows, int32_t bin_start, int32_t* next, int32_t* row_ends) {
+  int32_t lower_rows_end = bin_start;
+  for (int32_t first = 0; first < rows; first += kWarp) {
+    const int32_t row = first + Lane(), count = row < rows ? next[row] : 0;
+    const int32_t first_place = ExclusiveSum(count, &lower_rows_end);
+    if (row >= rows) continue;
+    row_ends[row] = first_place + count;
+    next[row] = first_place;  // last, because it may be row_ends[row]
+  }
+  __syncwarp();
+}
+
+// Counts the entries of each row of a bin, and then gives each entry the next place of its row. `next` may be
+// `row_ends`: when all entries have their places, the next place of a row is its end.
+template <typename Entries, typename Value>
+__device__ void SortBin(const Entries& entries, int32_t rows, int32_t bin_start, int32_t* next, int32_t* row_ends,
+                        Value* places) {
+  for (int32_t row = Lane(); row < rows; row += kWarp) next[row] = 0;
+  __syncwarp();
+  entries.ForEach([&](const auto&, int32_t row, int32_t) { TakeNext(next, row); });
+  FindPlaces(rows, bin_start, next, row_ends);
+  entries.ForEach([&](const auto& entry, int32_t row, int32_t) {
+    const int32_t place = TakeNext(next, row);
+    if (row >= 0) places[place] = entries.value(entry);
+  });
+}
+
+// Sorts a bin that fits in shared memory: the entries are computed once, and stored in the order of their places.
+template <typename Entries, typename Value>
+__device__ void SortStagedBin(const Entries& entries, int32_t rows, int32_t bin_start, SortedBin<Value>& staged,
+                              int32_t* row_ends, Value* places) {
+  for (int32_t row = Lane(); row < rows; row += kWarp) staged.next[row] = 0;
+  __syncwarp();
+  entries.ForEach([&](const auto& entry, int32_t row, int32_t index) {
+    const int32_t rank = TakeNext(staged.next, row);
+    if (row < 0) return;
+    staged.values[index] = entries.value(entry);
+    staged.rows[index] = int16_t(row);
+    staged.ranks[index] = int16_t(rank);
+  });
+  FindPlaces(rows, bin_start, staged.next, row_ends);
+  for (int32_t i = Lane(); i < entries.count; i += kWarp) {
+    staged.order[staged.next[staged.rows[i]] - bin_start + staged.ranks[i]] = int16_t(i);
+  }
+  __syncwarp();
+  for (int32_t i = Lane(); i < entries.count; i += kWarp) places[bin_start + i] = staged.values[staged.order[i]];
+}
+
+// A warp sorts a bin. It counts the rows in shared memory if they are few, and else where the ends of the rows will be.
 template <typename Tables, typename Value>
 __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start_global, int32_t* row_start,
                                Value* values, const int32_t* ids) {
   __shared__ SortedBin<Value> shared[kSortWarps];
   SortedBin<Value>& own = shared[threadIdx.x / kWarp];
-  for (int64_t bin_index = global_thread() / kWarp; bin_index < shape.tables * shape.bins;
-       bin_index += grid_stride() / kWarp) {
-    const int64_t table = bin_index / shape.bins;
-    const int32_t bin = int32_t(bin_index % shape.bins), first_row = shape.first_row(bin);
+  for (int64_t i = global_thread() / kWarp; i < shape.tables * shape.bins; i += grid_stride() / kWarp) {
+    const int64_t table = i / shape.bins;
+    const int32_t bin = int32_t(i % shape.bins), first_row = shape.first_row(bin);
     const int32_t rows = (bin + 1 < shape.bins ? shape.first_row(bin + 1) : shape.rows) - first_row;
-    const auto entries = tables[table];
-    const int32_t* const table_ids = ids + table * shape.entries;
+    const auto entries_of_table = tables[table];
+    const BinEntries entries(entries_of_table, shape, table, bin, row_start, ids);
+    __syncwarp();  // the ranges have been read
     int32_t* const row_ends = row_start + shape.first_row_start(table) + first_row + 1;
-    int32_t bin_start = is_row_start_global ? int32_t(table * shape.entries) : 0;  // as row_start counts
+    const int32_t table_start = is_row_start_global ? int32_t(table * shape.entries) : 0;  // as row_start counts
+    if (bin == 0 && Lane() == 0) row_ends[-1] = table_start;
+    const int32_t bin_start = table_start + entries.lower_entries;
     Value* const places = values + (is_row_start_global ? 0 : table * shape.entries);
-
-    int32_t first_id = 0, part_entries = 0, lower_entries = 0;  // of this lane's chunk; lower: of lower bins
-    if (Lane() < shape.chunks) {
-      const int32_t* const part = row_start + shape.part(table, Lane(), bin);
-      lower_entries = part[0];
-      part_entries = part[1] - part[0];
-      first_id = int32_t(shape.chunk_start(0, Lane()) + part[0]);
-    }
-    int32_t bin_entries = 0;
-    const int32_t part_start = ExclusiveSum(part_entries, &bin_entries);  // where the part begins in the bin
-    for (int lanes = kWarp / 2; lanes; lanes /= 2) {
-      lower_entries += __shfl_xor_sync(kWholeWarp, lower_entries, lanes);
-    }
-    __syncwarp();  // the parts have been read
-    if (bin == 0 && Lane() == 0) row_ends[-1] = bin_start;
-    bin_start += lower_entries;
-
-    // The entries of all parts, in their order.
-    auto for_each_entry = [&](const auto& f) {
-      int chunk = 0;  // the last whose part begins at this lane's index or before
-      for (int32_t first = 0; first < bin_entries; first += kWarp) {
-        const int32_t index = first + Lane(), bounded = min(index, bin_entries - 1);
-        bool is_passed;
-        do {
-          const int32_t next_start = __shfl_sync(kWholeWarp, part_start, min(chunk + 1, kWarp - 1));
-          is_passed = chunk + 1 < kWarp && next_start <= bounded;
-          chunk += is_passed;
-        } while (__any_sync(kWholeWarp, is_passed));
-        const auto entry = entries(table_ids[__shfl_sync(kWholeWarp, first_id - part_start, chunk) + bounded]);
-        f(entry, index < bin_entries ? entry.row - first_row : -1, index);
-      }
-    };
-    auto sort = [&](int32_t* next, bool is_staged) {
-      for (int32_t row = Lane(); row < rows; row += kWarp) next[row] = 0;
-      __syncwarp();
-      for_each_entry([&](const auto& entry, int32_t row, int32_t index) {
-        const int32_t rank = TakeNext(next, row);
-        if (!is_staged || row < 0) return;
-        own.values[index] = entries.value(entry);
-        own.rows[index] = int16_t(row);
-        own.ranks[index] = int16_t(rank);
-      });
-      int32_t lower_rows_end = bin_start;
-      for (int32_t first = 0; first < rows; first += kWarp) {
-        const int32_t row = first + Lane(), count = row < rows ? next[row] : 0;
-        const int32_t first_place = ExclusiveSum(count, &lower_rows_end);
-        if (row >= rows) continue;
-        row_ends[row] = first_place + count;
-        next[row] = first_place;  // last, because it may be the same element
-      }
-      __syncwarp();
-      if (!is_staged) {
-        for_each_entry([&](const auto& entry, int32_t row, int32_t) {
-          const int32_t place = TakeNext(next, row);
-          if (row >= 0) places[place] = entries.value(entry);
-        });
-        return;
-      }
-      for (int32_t i = Lane(); i < bin_entries; i += kWarp)
-        own.order[next[own.rows[i]] - bin_start + own.ranks[i]] = int16_t(i);
-      __syncwarp();
-      for (int32_t i = Lane(); i < bin_entries; i += kWarp) places[bin_start + i] = own.values[own.order[i]];
-    };
-    if (rows <= kSharedRows) {
-      sort(own.next, bin_entries <= kStaged<Value>);
+    if (rows > kSharedRows) {
+      SortBin(entries, rows, bin_start, row_ends, row_ends, places);
+    } else if (entries.count > kStaged<Value>) {
+      SortBin(entries, rows, bin_start, own.next, row_ends, places);
     } else {
-      sort(row_ends, false);
+      SortStagedBin(entries, rows, bin_start, own, row_ends, places);
     }
   }
 }
@@ -296,7 +334,7 @@ template <typename Tables, typename Value>
 const char* SortByRow(const Device& device, const Tables& tables, const CsrTables<Value>& csr) {
   const SortShape shape(csr.tables, csr.rows, csr.entries, Tables::Table::kEntries);
   const char* failure =
-      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.chunks, kPartitionWarps * kWarp, 0, 1}, tables,
+      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.parts, kPartitionWarps * kWarp, 0, 1}, tables,
                                       shape, csr.row_start, csr.workspace, reinterpret_cast<int32_t*>(csr.values));
   if (failure) return failure;
   constexpr int kSortThreads = kSortWarps * kWarp;

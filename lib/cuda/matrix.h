@@ -53,27 +53,23 @@ DCN_DEFINE_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 DCN_DEFINE_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef DCN_DEFINE_MMA
 
-struct alignas(16) Words {
-  uint32_t word[4];
-};
-
 // Loads 16 bytes of read-only global memory, or leaves `words` as they are if not `is_valid`. The load is predicated,
 // so that lanes do not take different branches. The asm is volatile to keep the compiler from moving the load: it must
 // be issued before the mma instructions that hide its latency, but not so early that more loads are in flight than
 // there are registers for.
-__device__ inline void load_global_if(bool is_valid, Words& words, const void* address) {
+__device__ inline void load_global_if(bool is_valid, Vector<uint32_t, 4>& words, const void* address) {
   asm volatile(
       "{\n"
       "  .reg .pred valid;\n"
       "  setp.ne.u32 valid, %5, 0;\n"
       "  @valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}"
-      : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3])
+      : "+r"(words.value[0]), "+r"(words.value[1]), "+r"(words.value[2]), "+r"(words.value[3])
       : "l"(address), "r"(uint32_t{is_valid}));
 }
 
-__device__ inline Words load_global_or_zeros(bool is_valid, const void* address) {
-  Words words = {};
+__device__ inline Vector<uint32_t, 4> load_global_or_zeros(bool is_valid, const void* address) {
+  Vector<uint32_t, 4> words = {};
   load_global_if(is_valid, words, address);
   return words;
 }

@@ -3,9 +3,9 @@
 //
 // A block computes 128 pixels of the output × 64, 128 or 256 features, in K slices of 128 bytes and with two stages in
 // shared memory. While the warps multiply a stage, the threads sample the next one. The unit is a pass, a part of an
-// mma step: a thread starts to load the chunk of the next pass (16 bytes at each of the four corners of a sample),
-// issues the mma instructions of this pass, interpolates its chunk in float32, and stores it, rounded, swizzled against
-// bank conflicts. So two chunks per thread are in flight. The weight is copied asynchronously.
+// mma step: a thread starts to load the vector of the next pass (16 bytes at each of the four corners of a sample),
+// issues the mma instructions of this pass, interpolates its vector in float32, and stores it, rounded, swizzled
+// against bank conflicts. So two vectors per thread are in flight. The weight is copied asynchronously.
 #include "deform_conv/fused.h"
 
 #include <cuda_bf16.h>
@@ -33,11 +33,11 @@ template <int kFeatures, int kWarps>
 struct ForwardTile : ForwardShape<kFeatures, kWarps> {
   using Shape = ForwardShape<kFeatures, kWarps>;
   static constexpr int kResidentBlocks = kWarps == 8 ? 1 : kFeatures == 128 ? 2 : 3;  // per SM
-  static constexpr int kSamples = kTilePixels / Shape::kRowsPerLoad;  // chunks of a stage that a thread samples
-  // An mma step is computed in passes, one for each chunk that a thread samples meanwhile.
+  static constexpr int kSamples = kTilePixels / Shape::kRowsPerLoad;  // vectors of a stage that a thread samples
+  // An mma step is computed in passes, one for each vector that a thread samples meanwhile.
   static constexpr int kPasses = kSamples / kSliceSteps, kPassFragments = Shape::kFragmentsN / kPasses;
 
-  static_assert(kPasses * kSliceSteps == kSamples, "each mma step must hide the loads of equally many chunks");
+  static_assert(kPasses * kSliceSteps == kSamples, "each mma step must hide the loads of equally many vectors");
   static_assert(kPassFragments * kPasses == Shape::kFragmentsN && kPassFragments % 2 == 0,
                 "each pass must multiply pairs of column fragments");
 };
@@ -52,28 +52,28 @@ constexpr int kTileColumns = kTilePixels / kStripRows;
 __device__ constexpr int row_by_row(int pixel) { return pixel % kStripRows * kTileColumns + pixel / kStripRows; }
 
 // The parameters of a call. Kernel parameters take no registers.
-struct Call {
+struct ForwardCall {
   Sizes sizes;
   Positions positions;
   CornerSteps steps;  // in x
   int32_t group_channels, offset_group_channels;
   int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
   int32_t features, group_features, groups;
-  int32_t feature_tiles;       // of a group
-  uint32_t weight_row_chunks;  // chunks per feature of the weight
+  int32_t feature_tiles;        // of a group
+  uint32_t weight_row_vectors;  // vectors per feature of the weight
   int64_t blocks;
   bool is_y_float;
   int32_t zero;  // 0, which the compiler does not know
 };
 
-struct BlockTile {
+struct ForwardBlockTile {
   int32_t group, first_feature;  // of the group
   int32_t channels_end;          // of the group
   int32_t weight_row, last_row;  // the row of the weight for the first feature, and the number of rows after it
   int64_t first_pixel;
 
-  BlockTile() = default;
-  __device__ BlockTile(const Call& call, int64_t block, int32_t tile_features) {
+  ForwardBlockTile() = default;
+  __device__ ForwardBlockTile(const ForwardCall& call, int64_t block, int32_t tile_features) {
     first_feature = int32_t(block % call.feature_tiles) * tile_features;
     block /= call.feature_tiles;
     group = int32_t(block % call.groups);
@@ -86,25 +86,25 @@ struct BlockTile {
 };
 
 template <int kFeatures>
-struct Shared {
+struct ForwardShared {
   struct {
-    uint4 samples[kTilePixels * kSliceChunks], weight[kFeatures * kSliceChunks];
+    uint4 samples[kTilePixels * kSliceVectors], weight[kFeatures * kSliceVectors];
   } stages[kStages];
   Corners corners[kTilePixels * kCornerTaps<kFeatures>];  // [row_by_row(pixel)][tap]
   int64_t pixels[kTilePixels];                            // of the output; -1 past the end
   SampledPixel sampled[kTilePixels];                      // [row_by_row(pixel)]
-  BlockTile block_tile;  // in shared memory, because the accumulators need the registers
+  ForwardBlockTile block_tile;  // in shared memory, because the accumulators need the registers
 };
 
 // The K loop of a block, which runs over taps × channels of a feature group, slice by slice. The outer loop is over the
 // offset groups; then come rounds of up to `corner_taps` taps, whose corners are stored at once; then, for these taps,
-// runs of up to kSliceChunks chunks of channels. A run's chunks, tap by tap, are cut into slices. An object follows one
-// of the kSliceChunks chunks of the slices.
-template <int kChunkSize>
+// runs of up to kSliceVectors vectors of channels. A run's vectors, tap by tap, are cut into slices. An object follows
+// one of the kSliceVectors vectors of the slices.
+template <int kVectorSize>
 class KSlices {
  public:
-  __device__ KSlices(const Call& call, const BlockTile& block_tile, int32_t chunk)
-      : call_(call), end_(block_tile.channels_end), chunk_(chunk), channel_(group_start()) {
+  __device__ KSlices(const ForwardCall& call, const ForwardBlockTile& block_tile, int32_t vector)
+      : call_(call), end_(block_tile.channels_end), vector_(vector), channel_(group_start()) {
     if (!is_done()) StartRun();
   }
 
@@ -116,25 +116,25 @@ class KSlices {
     return left < call_.corner_taps ? left : call_.corner_taps;
   }
 
-  // The last slice of a run may not have the chunk.
-  __device__ bool has_chunk() const { return tap_ < num_taps(); }
-  __device__ int32_t tap() const { return tap_; }  // of the chunk, counted from first_tap()
-  __device__ int32_t channel() const { return channel_ + run_chunk_ * kChunkSize; }
+  // The last slice of a run may not have the vector.
+  __device__ bool has_vector() const { return tap_ < num_taps(); }
+  __device__ int32_t tap() const { return tap_; }  // of the vector, counted from first_tap()
+  __device__ int32_t channel() const { return channel_ + run_vector_ * kVectorSize; }
   __device__ int32_t channel_in_group() const { return channel() - group_start(); }
 
   // Moves to the next slice. Returns whether that needs other corners.
   __device__ bool Advance() {
     if (--slices_left_ > 0) {
-      tap_ += kSliceChunks / run_chunks_;
-      run_chunk_ += kSliceChunks % run_chunks_;
-      if (run_chunk_ >= run_chunks_) {
-        run_chunk_ -= run_chunks_;
+      tap_ += kSliceVectors / run_vectors_;
+      run_vector_ += kSliceVectors % run_vectors_;
+      if (run_vector_ >= run_vectors_) {
+        run_vector_ -= run_vectors_;
         ++tap_;
       }
       return false;
     }
     const int32_t end = offset_group_end();
-    channel_ += run_chunks_ * kChunkSize;
+    channel_ += run_vectors_ * kVectorSize;
     const bool needs_corners = channel_ == end;
     if (needs_corners) {
       first_tap_ += call_.corner_taps;
@@ -159,134 +159,206 @@ class KSlices {
   }
 
   __device__ void StartRun() {
-    const int32_t left = (offset_group_end() - channel_) / kChunkSize;
-    run_chunks_ = left < kSliceChunks ? left : kSliceChunks;
-    slices_left_ = (num_taps() * run_chunks_ + kSliceChunks - 1) / kSliceChunks;
-    tap_ = chunk_ / run_chunks_;
-    run_chunk_ = chunk_ % run_chunks_;
+    const int32_t left = (offset_group_end() - channel_) / kVectorSize;
+    run_vectors_ = left < kSliceVectors ? left : kSliceVectors;
+    slices_left_ = (num_taps() * run_vectors_ + kSliceVectors - 1) / kSliceVectors;
+    tap_ = vector_ / run_vectors_;
+    run_vector_ = vector_ % run_vectors_;
   }
 
-  const Call& call_;
+  const ForwardCall& call_;
   const int32_t& end_;  // of the feature group's channels; in shared memory
-  int32_t chunk_;       // the number in the slice of the chunk that is followed
+  int32_t vector_;      // the number in the slice of the vector that is followed
   int32_t channel_;     // the first of the current run
   int32_t first_tap_ = 0;
-  int32_t run_chunks_;       // chunks of channels of the current run
-  int32_t slices_left_;      // of the run, with the current one
-  int32_t tap_, run_chunk_;  // of the chunk that is followed
+  int32_t run_vectors_;       // vectors of channels of the current run
+  int32_t slices_left_;       // of the run, with the current one
+  int32_t tap_, run_vector_;  // of the vector that is followed
+};
+
+// What a thread does for a block's tile.
+template <typename T, int kFeatures, int kWarps>
+class ForwardThread {
+ public:
+  using Tile = ForwardTile<kFeatures, kWarps>;
+  using Shared = ForwardShared<kFeatures>;
+  using Accumulators = WarpTile<T, Tile>;
+  using Slices = KSlices<kVectorSize<T>>;
+  using Loads = CornerLoads<T>;
+
+  __device__ ForwardThread(const ForwardCall& call, const T* x, const T* weight)
+      : call_(call), x_(x), weight_(weight), shared_(*reinterpret_cast<Shared*>(dynamic_shared)) {}
+
+  __device__ void LocateTile(int64_t block) {
+    if (thread_ == 0) shared_.block_tile = ForwardBlockTile(call_, block, kFeatures);
+    __syncthreads();
+    if (thread_ < kTilePixels) {
+      const int64_t i = tile().first_pixel + thread_;
+      shared_.pixels[thread_] = -1;
+      if (i < call_.sizes.pixels()) {
+        const OutputPixel<int64_t> pixel = LocateInStrips(call_.sizes.rows, call_.sizes.columns, i);
+        shared_.sampled[row_by_row(thread_)] = SampledPixel(call_.sizes, call_.positions, pixel);
+        shared_.pixels[thread_] = pixel.index(call_.sizes.rows, call_.sizes.columns);
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ Slices FirstSlice() const { return Slices(call_, tile(), vector_); }
+
+  // Stores the corners of the samples at the taps of a round.
+  __device__ void StoreCorners(const Slices& slices) {
+    constexpr int kRounds = (kTilePixels * kCornerTaps<kFeatures> + Tile::kThreads - 1) / Tile::kThreads;
+    const int taps = slices.num_taps();
+    int place[kRounds], tap[kRounds];
+    bool is_valid[kRounds];
+    SampleOperands<float> operands[kRounds];  // all are loaded before the first one is used
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int i = thread_ + round * Tile::kThreads;
+      place[round] = i / taps, tap[round] = i % taps;
+      if (i >= kTilePixels * taps) continue;
+      const int64_t p = shared_.pixels[place[round] % kTileColumns * kStripRows + place[round] / kTileColumns];
+      is_valid[round] = p >= 0;
+      const int32_t kernel_tap = slices.first_tap() + tap[round];
+      const int64_t sample_index = SampleIndex(call_.sizes, is_valid[round] ? p : 0, slices.offset_group(), kernel_tap);
+      operands[round] = SampleOperands<float>(call_.positions, sample_index);
+    }
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      if (thread_ + round * Tile::kThreads >= kTilePixels * taps) continue;
+      shared_.corners[place[round] * kCornerTaps<kFeatures> + tap[round]] =
+          is_valid[round] ? FindCorners(call_.sizes, shared_.sampled[place[round]], operands[round],
+                                        slices.first_tap() + tap[round])
+                          : NoCorners();
+    }
+    __syncthreads();
+  }
+
+  // Rows past the last feature get the weight of the last one. The columns that they make are not stored.
+  __device__ void LoadWeight(const Slices& slices, int stage) {
+    const T* first = weight_ + int64_t{tile().weight_row} * call_.weight_row_vectors * kVectorSize<T> +
+                     int64_t{slices.first_tap() + slices.tap()} * call_.group_channels + slices.channel_in_group();
+    const uint32_t last = uint32_t(tile().last_row) * kVectorBytes;
+#pragma unroll
+    for (int i = 0; i < kFeatures / Tile::kRowsPerLoad; ++i) {
+      // Multiplied by the vector size before the product with the row size, which then takes one instruction.
+      const uint32_t feature = (permuted_column(row_) + permuted_column(i * Tile::kRowsPerLoad)) * kVectorBytes;
+      copy_async(
+          &shared_.stages[stage].weight[InStage(i)],
+          reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call_.weight_row_vectors,
+          !slices.has_vector());
+    }
+  }
+
+  // Samples the first slice into a stage.
+  __device__ void Sample(const Slices& slices, int stage) {
+#pragma unroll 1
+    for (int i = 0; i < Tile::kSamples; ++i) StoreSamples(stage, i, LoadCorners(slices, i), 0);
+  }
+
+  // Samples a slice into a stage, pass by pass, and multiplies the slice before it meanwhile.
+  __device__ void SampleAndMultiply(const Slices& slices, int stage, Accumulators& sums) {
+    const auto& previous = shared_.stages[1 - stage];
+    __syncwarp();  // lanes that loaded other vectors may have diverged
+    Loads loads = LoadCorners(slices, 0);
+#pragma unroll
+    for (int step = 0; step < kSliceSteps; ++step) {
+      typename Accumulators::FragmentsOfA a;
+#pragma unroll
+      for (int pass = 0; pass < Tile::kPasses; ++pass) {
+        const int i = step * Tile::kPasses + pass;
+        const Loads next = i + 1 < Tile::kSamples ? LoadCorners(slices, i + 1) : loads;
+        if (pass == 0) sums.LoadA(previous.samples, step, a);
+        const int first = pass * Tile::kPassFragments;
+        sums.MultiplyColumns(previous.weight, step, a, first, Tile::kPassFragments);
+        StoreSamples(stage, i, loads, sums.ZeroAfterProducts(call_.zero, first, Tile::kPassFragments));
+        loads = next;
+      }
+    }
+  }
+
+  // Multiplies the last slice.
+  __device__ void Multiply(int stage, Accumulators& sums) {
+    sums.MultiplyStage(shared_.stages[stage].samples, shared_.stages[stage].weight);
+  }
+
+  // Stores the sums, rounded to Out, in the widest vectors that the features of a group consist of.
+  template <typename Out>
+  __device__ void Store(const Accumulators& sums, const float* __restrict__ bias, Out* y) const {
+    constexpr int kWidest = kVectorBytes / sizeof(Out);
+    if (call_.group_features % kWidest == 0) {
+      StoreVectors<kWidest>(sums, bias, y);
+    } else {
+      StoreVectors<2>(sums, bias, y);
+    }
+  }
+
+ private:
+  __device__ const ForwardBlockTile& tile() const { return shared_.block_tile; }
+
+  // The index in a stage of vector `i` of those that the thread loads.
+  __device__ int InStage(int i) const { return stored_at_ + i * Tile::kRowsPerLoad * kSliceVectors; }
+
+  __device__ Loads LoadCorners(const Slices& slices, int i) const {
+    const int tap = slices.has_vector() ? slices.tap() : 0;
+    const int sample = (row_by_row(row_) + row_by_row(i * Tile::kRowsPerLoad)) * kCornerTaps<kFeatures> + tap;
+    return Loads(shared_.corners[sample], x_ + slices.channel(), call_.steps, slices.has_vector());
+  }
+
+  __device__ void StoreSamples(int stage, int i, const Loads& loads, int zero_dependency) {
+    shared_.stages[stage].samples[InStage(i)] = loads.Blend(zero_dependency);
+  }
+
+  template <int kWidth, typename Out>
+  __device__ void StoreVectors(const Accumulators& sums, const float* __restrict__ bias, Out* y) const {
+    sums.ForEachRun(tile().first_feature, [&](int32_t in_group, const auto& for_each_row) {
+      const int32_t feature = tile().group * call_.group_features + in_group;
+      Vector<float, kWidth> added[kRunColumns / kWidth];
+      for (int k = 0; k < kRunColumns; k += kWidth) {
+        const bool is_valid = in_group + k < call_.group_features;
+        added[k / kWidth] = is_valid ? AsVector<kWidth>(bias + feature + k) : Vector<float, kWidth>{};
+      }
+      for_each_row([&](int pixel, const float (&values)[kRunColumns]) {
+        const int64_t p = shared_.pixels[pixel];
+        for (int k = 0; k < kRunColumns; k += kWidth) {
+          if (p < 0 || in_group + k >= call_.group_features) continue;
+          Vector<Out, kWidth> out;
+          for (int i = 0; i < kWidth; ++i) out.value[i] = Out(values[k + i] + added[k / kWidth].value[i]);
+          AsVector<kWidth>(y + p * call_.features + feature + k) = out;
+        }
+      });
+    });
+  }
+
+  const ForwardCall& call_;
+  const T *const x_, *const weight_;
+  Shared& shared_;
+  // The first vector of a slice that the thread loads.
+  const int thread_ = int(threadIdx.x), row_ = thread_ / kSliceVectors, vector_ = thread_ % kSliceVectors;
+  const int stored_at_ = swizzled_index(row_, vector_);
 };
 
 // One block per kTilePixels pixels of the output × kFeatures features of a group.
 template <typename T, int kFeatures, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>::kResidentBlocks)
-    FusedForwardKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ bias,
-                       void* y) {
-  using Tile = ForwardTile<kFeatures, kWarps>;
-  using Accumulators = WarpTile<T, Tile>;
-  constexpr int kRowsPerLoad = Tile::kRowsPerLoad, kThreads = Tile::kThreads;
-  auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
-
-  const BlockTile& block_tile = shared.block_tile;
-  const int thread = int(threadIdx.x);
-  const int row = int(threadIdx.x / kSliceChunks),
-            chunk = int(threadIdx.x % kSliceChunks);  // of the first chunk that the thread loads
-  const int stored_at = swizzled_index(row, chunk);
-
+    FusedForwardKernel(ForwardCall call, const T* __restrict__ x, const T* __restrict__ weight,
+                       const float* __restrict__ bias, void* y) {
+  using Thread = ForwardThread<T, kFeatures, kWarps>;
+  Thread thread(call, x, weight);
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
-    if (thread == 0) shared.block_tile = BlockTile(call, block, kFeatures);
-    __syncthreads();
-    if (thread < kTilePixels) {
-      const int64_t i = block_tile.first_pixel + thread;
-      shared.pixels[thread] = -1;
-      if (i < call.sizes.pixels()) {
-        const OutputPixel<int64_t> pixel = LocateInStrips(call.sizes.rows, call.sizes.columns, i);
-        shared.sampled[row_by_row(thread)] = SampledPixel(call.sizes, call.positions, pixel);
-        shared.pixels[thread] = pixel.index(call.sizes.rows, call.sizes.columns);
-      }
-    }
-    __syncthreads();
-
-    KSlices<kChunkSize<T>> slices(call, block_tile, chunk);
-    auto find_corners = [&] {
-      constexpr int kRounds = (kTilePixels * kCornerTaps<kFeatures> + kThreads - 1) / kThreads;
-      const int taps = slices.num_taps();
-      int place[kRounds], tap[kRounds];
-      bool is_valid[kRounds];
-      SampleOperands<float> operands[kRounds];  // all are loaded before the first one is used
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        const int i = thread + round * kThreads;
-        place[round] = i / taps, tap[round] = i % taps;
-        if (i >= kTilePixels * taps) continue;
-        const int64_t p = shared.pixels[place[round] % kTileColumns * kStripRows + place[round] / kTileColumns];
-        is_valid[round] = p >= 0;
-        const int32_t kernel_tap = slices.first_tap() + tap[round];
-        const int64_t sample_index =
-            SampleIndex(call.sizes, is_valid[round] ? p : 0, slices.offset_group(), kernel_tap);
-        operands[round] = SampleOperands<float>(call.positions, sample_index);
-      }
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        if (thread + round * kThreads >= kTilePixels * taps) continue;
-        shared.corners[place[round] * kCornerTaps<kFeatures> + tap[round]] =
-            is_valid[round] ? FindCorners(call.sizes, shared.sampled[place[round]], operands[round],
-                                          slices.first_tap() + tap[round])
-                            : NoCorners();
-      }
-      __syncthreads();
-    };
-    // Rows past the last feature get the weight of the last one. The columns that they make are not stored.
-    auto load_weight = [&](int stage) {
-      const T* first = weight + int64_t{block_tile.weight_row} * call.weight_row_chunks * kChunkSize<T> +
-                       int64_t{slices.first_tap() + slices.tap()} * call.group_channels + slices.channel_in_group();
-      const uint32_t last = uint32_t(block_tile.last_row) * kChunkBytes;
-#pragma unroll
-      for (int i = 0; i < kFeatures / kRowsPerLoad; ++i) {
-        // Multiplied by the chunk size before the product with the row size, which then takes one instruction.
-        const uint32_t feature = (permuted_column(row) + permuted_column(i * kRowsPerLoad)) * kChunkBytes;
-        copy_async(
-            &shared.stages[stage].weight[stored_at + i * kRowsPerLoad * kSliceChunks],
-            reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call.weight_row_chunks,
-            !slices.has_chunk());
-      }
-    };
-    auto load_corners = [&](int i) {
-      const int tap = slices.has_chunk() ? slices.tap() : 0;
-      const int sample = (row_by_row(row) + row_by_row(i * kRowsPerLoad)) * kCornerTaps<kFeatures> + tap;
-      return CornerLoads<T>(shared.corners[sample], x + slices.channel(), call.steps, slices.has_chunk());
-    };
-    auto store_samples = [&](int stage, int i, const CornerLoads<T>& loads, int zero_dependency) {
-      shared.stages[stage].samples[stored_at + i * kRowsPerLoad * kSliceChunks] = loads.Blend(zero_dependency);
-    };
-
-    Accumulators tile;
-    // Each iteration samples a slice, and all but the first multiply the previous one meanwhile.
+    thread.LocateTile(block);
+    typename Thread::Slices slices = thread.FirstSlice();
+    typename Thread::Accumulators sums;
     int stage = 0;
     bool is_first = true, needs_corners = true;
     while (!slices.is_done()) {
-      if (needs_corners) find_corners();
-      load_weight(stage);
+      if (needs_corners) thread.StoreCorners(slices);
+      thread.LoadWeight(slices, stage);
       if (is_first) {
-#pragma unroll 1
-        for (int i = 0; i < Tile::kSamples; ++i) store_samples(stage, i, load_corners(i), 0);
+        thread.Sample(slices, stage);
       } else {
-        const auto& previous = shared.stages[1 - stage];
-        __syncwarp();  // lanes that loaded other chunks may have diverged
-        CornerLoads<T> loads = load_corners(0);
-#pragma unroll
-        for (int step = 0; step < kSliceSteps; ++step) {
-          typename Accumulators::FragmentsOfA a;
-#pragma unroll
-          for (int pass = 0; pass < Tile::kPasses; ++pass) {
-            const int i = step * Tile::kPasses + pass;
-            const CornerLoads<T> next = i + 1 < Tile::kSamples ? load_corners(i + 1) : loads;
-            if (pass == 0) tile.LoadA(previous.samples, step, a);
-            const int first = pass * Tile::kPassFragments;
-            tile.MultiplyColumns(previous.weight, step, a, first, Tile::kPassFragments);
-            store_samples(stage, i, loads, tile.ZeroAfterProducts(call.zero, first, Tile::kPassFragments));
-            loads = next;
-          }
-        }
+        thread.SampleAndMultiply(slices, stage, sums);
       }
       needs_corners = slices.Advance();
       is_first = false;
@@ -294,41 +366,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
       wait_async_copies();
       __syncthreads();
     }
-    if (!is_first) tile.MultiplyStage(shared.stages[1 - stage].samples, shared.stages[1 - stage].weight);
-
-    auto store = [&](auto* out, auto width) {
-      using Out = std::remove_pointer_t<decltype(out)>;
-      constexpr int kWidth = decltype(width)::value;
-      tile.ForEachRun(block_tile.first_feature, [&](int32_t in_group, const auto& for_each_row) {
-        const int32_t feature = block_tile.group * call.group_features + in_group;
-        Vector<float, kWidth> added[kRunColumns / kWidth];
-        for (int k = 0; k < kRunColumns; k += kWidth) {
-          const bool is_valid = in_group + k < call.group_features;
-          added[k / kWidth] = is_valid ? AsVector<kWidth>(bias + feature + k) : Vector<float, kWidth>{};
-        }
-        for_each_row([&](int pixel, const float (&values)[kRunColumns]) {
-          const int64_t p = shared.pixels[pixel];
-          for (int k = 0; k < kRunColumns; k += kWidth) {
-            if (p < 0 || in_group + k >= call.group_features) continue;
-            Vector<Out, kWidth> sums;
-            for (int i = 0; i < kWidth; ++i) sums.value[i] = Out(values[k + i] + added[k / kWidth].value[i]);
-            AsVector<kWidth>(out + p * call.features + feature + k) = sums;
-          }
-        });
-      });
-    };
-    auto store_vectors = [&](auto* out) {
-      constexpr int kVector = kChunkBytes / sizeof(*out);
-      if (call.group_features % kVector == 0) {
-        store(out, Width<kVector>());
-      } else {
-        store(out, Width<2>());
-      }
-    };
+    if (!is_first) thread.Multiply(1 - stage, sums);
     if (std::is_same_v<T, float> || call.is_y_float) {
-      store_vectors(static_cast<float*>(y));
+      thread.Store(sums, bias, static_cast<float*>(y));
     } else {
-      store_vectors(static_cast<T*>(y));
+      thread.Store(sums, bias, static_cast<T*>(y));
     }
     __syncthreads();
   }
@@ -339,7 +381,7 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
                           const void* weight, const void* bias, void* y) {
   using Tile = ForwardTile<kFeatures, kWarps>;
   constexpr int kResidentBlocks = Tile::kResidentBlocks;
-  constexpr size_t kSharedBytes = sizeof(Shared<kFeatures>);
+  constexpr size_t kSharedBytes = sizeof(ForwardShared<kFeatures>);
   constexpr size_t kCarveOut = (kFeatures == 256 ? 132 : kFeatures == 128 ? 164 : 196) << 10;  // of an H100's 256 KiB
   static_assert(kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOut);
   if constexpr (kFeatures == 256 || kWarps == 4) {
@@ -351,7 +393,7 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
 
   const Sizes& sizes = convolution.sizes;
   const Product& product = convolution.product;
-  Call call = {};
+  ForwardCall call = {};
   call.sizes = sizes;
   call.positions = convolution.positions;
   call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
@@ -364,7 +406,7 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
   call.group_features = int32_t(product.group_features());
   call.groups = int32_t(product.groups);
   call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
-  call.weight_row_chunks = uint32_t(call.taps) * uint32_t(call.group_channels / kChunkSize<T>);
+  call.weight_row_vectors = uint32_t(call.taps) * uint32_t(call.group_channels / kVectorSize<T>);
   call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
   call.is_y_float = is_y_float;
   return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(
@@ -379,7 +421,7 @@ const char* FusedForward(Device& device, const Convolution& convolution, FusedTi
   size_t sm_shared_bytes;
   const cudaError_t error = SmSharedBytes(&sm_shared_bytes);
   if (error != cudaSuccess) return Failure(error);
-  if (tile.features == 256 && ResidentBlocks(sizeof(Shared<256>), sm_shared_bytes) == 0) {
+  if (tile.features == 256 && ResidentBlocks(sizeof(ForwardShared<256>), sm_shared_bytes) == 0) {
     return "tiles of 256 features, which were chosen for another GPU, need more shared memory than this one has";
   }
   return DispatchTensorCoreType(convolution.dtype, [&](auto tag) {

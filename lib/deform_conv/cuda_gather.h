@@ -97,38 +97,38 @@ struct CornerAddresses {
   }
 };
 
-// Loads kChunks × 16 bytes of channels at each of the four corners of a sample into registers. The chunks are
-// kChunkStride bytes apart. The loads start in the constructor, so that they overlap with the instructions before
+// Loads kVectors × 16 bytes of channels at each of the four corners of a sample into registers. The vectors are
+// kVectorStride bytes apart. The loads start in the constructor, so that they overlap with the instructions before
 // Blend.
-template <typename T, int kChunks = 1, int kChunkStride = 0>
+template <typename T, int kVectors = 1, int kVectorStride = 0>
 class CornerLoads {
  public:
   __device__ CornerLoads(const Corners& corners, const T* x, const CornerSteps& steps, bool is_valid)
       : right_(corners.right), top_(corners.top), bottom_(corners.bottom) {
     const CornerAddresses addresses(corners, x, steps);
     for (int corner = 0; corner < 4; ++corner) {
-      for (int k = 0; k < kChunks; ++k) {
+      for (int k = 0; k < kVectors; ++k) {
         words_[k][corner] =
-            load_global_or_zeros(is_valid && addresses.is_read, addresses.address[corner] + k * kChunkStride);
+            load_global_or_zeros(is_valid && addresses.is_read, addresses.address[corner] + k * kVectorStride);
       }
     }
   }
 
   // `zero_dependency` is an opaque 0 computed from the result of an mma: it keeps the compiler from scheduling the
   // blend, which waits for the loads, before that mma is issued.
-  __device__ uint4 Blend(int zero_dependency, int chunk = 0) const {
+  __device__ uint4 Blend(int zero_dependency, int vector = 0) const {
     const float right = fabsf(__int_as_float(__float_as_int(right_) | zero_dependency)), left = 1 - right;
     const float weight[4] = {top_ * left, top_ * right, bottom_ * left, bottom_ * right};
-    const Words(&corners)[4] = words_[chunk];
+    const Vector<uint32_t, 4>(&corners)[4] = words_[vector];
     return {BlendWord(0, corners, weight), BlendWord(1, corners, weight), BlendWord(2, corners, weight),
             BlendWord(3, corners, weight)};
   }
 
  private:
-  __device__ static uint32_t BlendWord(int word, const Words (&corners)[4], const float (&weight)[4]) {
+  __device__ static uint32_t BlendWord(int word, const Vector<uint32_t, 4> (&corners)[4], const float (&weight)[4]) {
     float sum[kWordSize<T>], value[kWordSize<T>];
     for (int corner = 0; corner < 4; ++corner) {
-      WordToFloats<T>(corners[corner].word[word], value);
+      WordToFloats<T>(corners[corner].value[word], value);
       for (int i = 0; i < kWordSize<T>; ++i) {
         sum[i] = (corner == 0 ? 0 : sum[i]) + weight[corner] * value[i];
       }
@@ -137,7 +137,7 @@ class CornerLoads {
   }
 
   float right_, top_, bottom_;  // see Corners
-  Words words_[kChunks][4];
+  Vector<uint32_t, 4> words_[kVectors][4];
 };
 
 }  // namespace dcn

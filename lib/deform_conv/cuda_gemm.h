@@ -18,14 +18,14 @@ extern __shared__ uint4 dynamic_shared[];
 
 namespace dcn {
 
-// A chunk is what a thread loads, samples or copies at once, and also a row of one of the 8 × 8 matrices of ldmatrix.
-constexpr int kChunkBytes = FusedLimits::kVectorBytes;
+// A vector is what a thread loads, samples or copies at once, and a row of one of the 8 × 8 matrices of ldmatrix.
+constexpr int kVectorBytes = FusedLimits::kVectorBytes;
 template <typename T>
-constexpr int kChunkSize = kChunkBytes / sizeof(T);
+constexpr int kVectorSize = kVectorBytes / sizeof(T);
 
 constexpr int kStages = 2;
-constexpr int kSliceChunks = 8;                        // chunks per row of a K slice: 128 bytes, which are all 32 banks
-constexpr int kSliceSteps = kSliceChunks / 2;          // mma steps per K slice: an mma takes 32 bytes of K
+constexpr int kSliceVectors = 8;                // vectors per row of a K slice: 128 bytes, which are all 32 banks
+constexpr int kSliceSteps = kSliceVectors / 2;  // mma steps per K slice: an mma takes 32 bytes of K
 constexpr int kTilePixels = FusedLimits::kTilePixels;  // M of the block tiles whose rows are pixels
 
 // The steps of the carve-out, in KiB: the shared memory that an SM can have, whose rest is L1 cache. An architecture
@@ -63,31 +63,31 @@ const char* DispatchTensorCoreType(DType dtype, const F& f) {
   return "the tensor cores take no float64";
 }
 
-// The index of a chunk in an operand's part of a stage. XOR swizzle: the eight rows that one ldmatrix phase reads fall
-// into different banks, and so do the eight 16-byte chunks of a row.
-template <int kRowChunks = kSliceChunks>
-__device__ constexpr int swizzled_index(int row, int chunk) {
-  static_assert(kRowChunks % 8 == 0, "the swizzle permutes eight chunks of a row");
-  return row * kRowChunks + (chunk ^ (row & 7));
+// The index of a vector in an operand's part of a stage. XOR swizzle: the eight rows that one ldmatrix phase reads fall
+// into different banks, and so do the eight 16-byte vectors of a row.
+template <int kRowVectors = kSliceVectors>
+__device__ constexpr int swizzled_index(int row, int vector) {
+  static_assert(kRowVectors % 8 == 0, "the swizzle permutes eight vectors of a row");
+  return row * kRowVectors + (vector ^ (row & 7));
 }
 
-// The order of the four 8 × 8 matrices that ldmatrix loads from 16 rows × 2 chunks.
-enum class MatrixOrder { kRowsFirst, kChunksFirst };
+// The order of the four 8 × 8 matrices that ldmatrix loads from 16 rows × 2 vectors.
+enum class MatrixOrder { kRowsFirst, kVectorsFirst };
 
-// The chunk whose address the calling lane passes to ldmatrix for the 16 rows × 2 chunks at (row, chunk). Lanes 8i to
-// 8i + 7 address the rows of matrix i.
-template <int kRowChunks>
-__device__ int fragment_index(MatrixOrder order, int row, int chunk) {
+// The vector whose address the calling lane passes to ldmatrix for the 16 rows × 2 vectors at (row, vector). Lanes 8i
+// to 8i + 7 address the rows of matrix i.
+template <int kRowVectors>
+__device__ int fragment_index(MatrixOrder order, int row, int vector) {
   const int lane = int(threadIdx.x % kWarp);
-  if (order == MatrixOrder::kRowsFirst) return swizzled_index<kRowChunks>(row + lane % 16, chunk + lane / 16);
-  return swizzled_index<kRowChunks>(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
+  if (order == MatrixOrder::kRowsFirst) return swizzled_index<kRowVectors>(row + lane % 16, vector + lane / 16);
+  return swizzled_index<kRowVectors>(row + lane / 16 * 8 + lane % 8, vector + lane / 8 % 2);
 }
 
-// The swizzled index `rows` rows and `chunks` chunks after `index`. `rows` is a multiple of 8, which leaves the swizzle
-// unchanged; `chunks` has no bit in common with the chunk of `index`, so that XOR adds them.
-template <int kRowChunks>
-__device__ int advance_index(int index, int rows, int chunks) {
-  return (index ^ chunks) + rows * kRowChunks;
+// The swizzled index `rows` rows and `vectors` vectors after `index`. `rows` is a multiple of 8, which leaves the
+// swizzle unchanged; `vectors` has no bit in common with the vector of `index`, so that XOR adds them.
+template <int kRowVectors>
+__device__ int advance_index(int index, int rows, int vectors) {
+  return (index ^ vectors) + rows * kRowVectors;
 }
 
 // The layout of an operand in shared memory. K-major: a row of the stage is a row of A or a column of B. MN-major: a
@@ -101,40 +101,17 @@ struct TileShape {
   static constexpr int kWarpsM = kM / kWarpM, kWarpsN = kN / kWarpN;
   static constexpr int kThreads = kWarpsM * kWarpsN * kWarp;
   static constexpr int kFragmentsM = kWarpM / 16, kFragmentsN = kWarpN / 8;  // of m16n8 accumulators, in a warp tile
-  static constexpr int kRowsPerLoad = kThreads / kSliceChunks;  // rows of a K slice that the block loads at once
-  static constexpr int kChunksOfA = kM * kSliceChunks, kChunksOfB = kN * kSliceChunks;  // of a stage
+  static constexpr int kRowsPerLoad = kThreads / kSliceVectors;  // rows of a K slice that the block loads at once
+  static constexpr int kVectorsOfA = kM * kSliceVectors, kVectorsOfB = kN * kSliceVectors;  // of a stage
 
   static_assert(kWarpsM * kWarpM == kM && kWarpsN * kWarpN == kN, "the warp tiles must fill the block tile");
   static_assert(kFragmentsM * 16 == kWarpM && kFragmentsN * 8 == kWarpN, "fragments must fill the warp tile");
   static_assert(kFragmentsN % 2 == 0, "one ldmatrix loads the fragments of B for two column fragments");
   static_assert(kThreads >= kTilePixels && kThreads <= 256, "each pixel of a block tile has a thread of its own");
-  static_assert(kRowsPerLoad % 8 == 0, "the chunks of a thread must have one swizzle in all rows that it loads");
-  static_assert(kM % kRowsPerLoad == 0 && kN % kRowsPerLoad == 0, "the threads must load equally many chunks");
+  static_assert(kRowsPerLoad % 8 == 0, "the vectors of a thread must have one swizzle in all rows that it loads");
+  static_assert(kM % kRowsPerLoad == 0 && kN % kRowsPerLoad == 0, "the threads must load equally many vectors");
   static_assert(kFragmentsM * kFragmentsN * 4 <= 128, "the accumulators of a lane must leave half of its registers");
 };
-
-// The block tiles of the weight's cotangent. Two blocks are resident per SM, so that one can multiply while the other
-// loads. In tiles of 128 columns, a block has 4 warps, whose large warp tiles read little shared memory; where shared
-// memory allows only one block (sm_86, sm_89 and sm_120), it has 8.
-template <int kColumns, int kBlockWarps>
-struct CotangentTile : TileShape<128, kColumns, 256 / kBlockWarps, kColumns / 2> {
-  static constexpr int kWarps = kBlockWarps;
-  static constexpr int kResidentBlocks = kColumns == 128 && kWarps == 8 ? 1 : 2;
-};
-
-// Checks the shared memory of a cotangent's kernel, whose resident blocks get `kCarveOutKiB` of an SM that has so much.
-template <typename Tile, size_t kSharedBytes, size_t kCarveOutKiB>
-constexpr void CheckCotangentBlock() {
-  constexpr int kBlocks = Tile::kResidentBlocks;
-  static_assert(Tile::kThreads == Tile::kWarps * kWarp);
-  static_assert(kBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOutKiB << 10);
-  static_assert(kCarveOutKiB << 10 <= kSmSharedBytesSm80, "the resident blocks must fit an A100");
-  if constexpr (Tile::kWarps == 8) static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kBlocks, Tile::kWarps));
-  if constexpr (Tile::kResidentBlocks > 1) {
-    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kBlocks, Tile::kWarps));
-    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kBlocks, Tile::kWarps));
-  }
-}
 
 // A permutation of the columns of B: row r of a stage holds column permuted_column(r). The accumulators that a lane has
 // of kRun / 2 column fragments then belong to a run of kRun consecutive columns, and those of lanes 4r to 4r + 3 to
@@ -171,11 +148,11 @@ class WarpTile {
     const int row = first_row();
     for (int i = 0; i < Shape::kFragmentsM; ++i) {
       if constexpr (kLayout == Layout::kKMajor) {
-        const int index = fragment_index<kSliceChunks>(MatrixOrder::kRowsFirst, row, 0);
-        load_matrix_fragments(fragments[i], &a[advance_index<kSliceChunks>(index, i * 16, step * 2)]);
+        const int index = fragment_index<kSliceVectors>(MatrixOrder::kRowsFirst, row, 0);
+        load_matrix_fragments(fragments[i], &a[advance_index<kSliceVectors>(index, i * 16, step * 2)]);
       } else {
-        const int index = fragment_index<kRowChunksOfA>(MatrixOrder::kChunksFirst, 0, row / 8);
-        load_matrix_fragments_transposed(fragments[i], &a[advance_index<kRowChunksOfA>(index, step * 16, i * 2)]);
+        const int index = fragment_index<kRowVectorsOfA>(MatrixOrder::kVectorsFirst, 0, row / 8);
+        load_matrix_fragments_transposed(fragments[i], &a[advance_index<kRowVectorsOfA>(index, step * 16, i * 2)]);
       }
     }
   }
@@ -186,11 +163,11 @@ class WarpTile {
     for (int j = first; j < first + count; j += 2) {
       uint32_t pair[4];
       if constexpr (kLayout == Layout::kKMajor) {
-        const int index = fragment_index<kSliceChunks>(MatrixOrder::kChunksFirst, first_column(), 0);
-        load_matrix_fragments(pair, &b[advance_index<kSliceChunks>(index, j * 8, step * 2)]);
+        const int index = fragment_index<kSliceVectors>(MatrixOrder::kVectorsFirst, first_column(), 0);
+        load_matrix_fragments(pair, &b[advance_index<kSliceVectors>(index, j * 8, step * 2)]);
       } else {
-        const int index = fragment_index<kRowChunksOfB>(MatrixOrder::kRowsFirst, 0, first_column() / 8);
-        load_matrix_fragments_transposed(pair, &b[advance_index<kRowChunksOfB>(index, step * 16, j)]);
+        const int index = fragment_index<kRowVectorsOfB>(MatrixOrder::kRowsFirst, 0, first_column() / 8);
+        load_matrix_fragments_transposed(pair, &b[advance_index<kRowVectorsOfB>(index, step * 16, j)]);
       }
       for (int i = 0; i < Shape::kFragmentsM; ++i) {
         mma<T>(accumulators[i][j], a[i], {pair[0], pair[1]});
@@ -258,8 +235,8 @@ class WarpTile {
   float accumulators[Shape::kFragmentsM][Shape::kFragmentsN][4] = {};
 
  private:
-  // The chunks per row of MN-major operands, whose elements have 16 bits: ldmatrix cannot transpose others.
-  static constexpr int kRowChunksOfA = Shape::kM / 8, kRowChunksOfB = Shape::kN / 8;
+  // The vectors per row of MN-major operands, whose elements have 16 bits: ldmatrix cannot transpose others.
+  static constexpr int kRowVectorsOfA = Shape::kM / 8, kRowVectorsOfB = Shape::kN / 8;
   static_assert(kLayout == Layout::kKMajor || sizeof(T) == 2);
 };
 

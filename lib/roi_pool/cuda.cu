@@ -209,90 +209,138 @@ __device__ int ListItems(bool has_item, int64_t item, int32_t (&counts)[kThreads
   return num_items;
 }
 
-// Each thread tests one RoI, and those that may read the tile are listed. Then each thread tests one item of the listed
-// RoIs, and the items that may read the tile are listed. Then all threads add the cotangents of the listed items.
+// The bins that a channel group has in each RoI, at most.
+struct GroupBins {
+  int32_t rows, columns;
+
+  // Rounded up, without a sum that overflows.
+  __device__ explicit GroupBins(const PoolSizes& sizes)
+      : rows((sizes.output[0] - 1) / sizes.group[0] + 1), columns((sizes.output[1] - 1) / sizes.group[1] + 1) {}
+  __device__ int64_t count() const { return int64_t{rows} * columns; }
+};
+
+// A block's tile of the cotangent of x, and what a thread has of it: kWarpColumns pixels of a row, and N channels.
+template <typename A, int N>
+struct PoolTile {
+  static constexpr int kColumns = kWarpColumns<A> * kWarpsAcross;
+
+  int64_t image, batch;  // `image` counts the images of all batches
+  int64_t first_y, first_x;
+  int64_t y, x, channel;  // the first of the thread's
+  int64_t feature, class_;
+  BinRange rows, columns;  // the bins of the channel's group
+  bool is_active;          // whether the thread's pixels and channels exist
+
+  DCN_HOST_DEVICE static int32_t ChannelTiles(const PoolSizes& sizes) {
+    return int32_t((sizes.channels + kWarp * N - 1) / (kWarp * N));
+  }
+  DCN_HOST_DEVICE static int32_t TilesAcross(const PoolSizes& sizes) {
+    return int32_t((sizes.width + kColumns - 1) / kColumns);
+  }
+  DCN_HOST_DEVICE static int32_t TilesDown(const PoolSizes& sizes) {
+    return int32_t((sizes.height + kWarpRows - 1) / kWarpRows);
+  }
+  DCN_HOST_DEVICE static int64_t Count(const PoolSizes& sizes) {
+    return sizes.batches * sizes.images * TilesDown(sizes) * TilesAcross(sizes) * ChannelTiles(sizes);
+  }
+
+  __device__ PoolTile(const PoolSizes& sizes, int64_t block) {
+    const int warp = threadIdx.x / kWarp;
+    channel = (block % ChannelTiles(sizes) * kWarp + Lane()) * N;
+    block /= ChannelTiles(sizes);
+    first_x = block % TilesAcross(sizes) * kColumns;
+    block /= TilesAcross(sizes);
+    first_y = block % TilesDown(sizes) * kWarpRows;
+    image = block / TilesDown(sizes);
+    batch = image / sizes.images;
+    y = first_y + warp / kWarpsAcross;
+    x = first_x + warp % kWarpsAcross * kWarpColumns<A>;
+    feature = channel / sizes.groups();
+    class_ = feature / sizes.class_features();
+    const int64_t group = channel % sizes.groups();
+    rows = BinsOfGridCell(sizes, 0, sizes.group, group / sizes.group[1]);
+    columns = BinsOfGridCell(sizes, 1, sizes.group, group % sizes.group[1]);
+    is_active = channel < sizes.channels && y < sizes.height;
+  }
+
+  __device__ bool MayRead(const PointInterval<A>& points_y, const PointInterval<A>& points_x) const {
+    return points_y.MayRead(first_y, first_y + kWarpRows) && points_x.MayRead(first_x, first_x + kColumns);
+  }
+
+  // Offsets may move bins to anywhere, so that with them every RoI of the image may read the tile.
+  __device__ bool MayRead(const PoolSizes& sizes, const Roi<A>& roi, bool shifts_bins) const {
+    if (roi.state != RoiState::kValid || roi.image != image % sizes.images) return false;
+    return shifts_bins ||
+           MayRead({roi, 0, BinRange{0, sizes.output[0]}, A(0)}, {roi, 1, BinRange{0, sizes.output[1]}, A(0)});
+  }
+};
+
+// Adds to a thread's pixels the cotangent of one bin of its channel group.
+template <typename A, int N, typename T, typename Add>
+__device__ void AddBin(const PoolSizes& sizes, const Rois& rois, const Add& add, const PoolTile<A, N>& tile,
+                       int64_t roi_index, int32_t row, int32_t column, const T* d_pooled,
+                       Vector<A, N> (&sum)[kWarpColumns<A>]) {
+  if (row >= tile.rows.end || column >= tile.columns.end) return;
+  const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+  const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, tile.class_);
+  const A shift_y = add.template Shift<A>(sizes, 0, offset_index);
+  const A shift_x = add.template Shift<A>(sizes, 1, offset_index);
+  if (!PointInterval<A>(roi, 0, row, shift_y).MayRead(tile.y, tile.y + 1)) return;
+  if (!PointInterval<A>(roi, 1, column, shift_x).MayRead(tile.x, tile.x + kWarpColumns<A>)) return;
+  const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
+  add(sizes, roi, row, column, shift_y, shift_x, tile.y, tile.x, d_pooled, bin * sizes.features() + tile.feature, sum);
+}
+
+// Each thread tests one RoI, and those that may read the tile are listed. Then each thread tests one bin of the listed
+// RoIs, and the bins that may read the tile are listed. Then all threads add the cotangents of the listed bins.
 //
-// With one channel group and one class, an item is a bin, because every channel has the same bins and offsets.
-// Otherwise these differ between the channels of a warp. An item is then bin k of every channel group, and each lane
-// tests its own group's bin. Offsets may move bins to anywhere, so that with them every RoI of the image is listed.
+// A listed bin is the bin of that number in every channel group. With one channel group and one class, every channel
+// has the same bins and offsets, and one test serves them all. Otherwise they differ between the channels of a warp:
+// all bins are listed, and each lane tests its own group's.
 template <typename T, int N, typename Add>
 __global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKernel(PoolSizes sizes, Rois rois,
                                                                                      Add add, const T* d_pooled,
                                                                                      Accumulator<T>* d_x) {
   using A = Accumulator<T>;
-  constexpr int kPixels = kWarpColumns<A>;
-  __shared__ int64_t listed_rois[kThreads], list[kThreads];
+  using Tile = PoolTile<A, N>;
+  __shared__ int64_t listed_rois[kThreads], listed_bins[kThreads];
   __shared__ int32_t counts[kThreads / kWarp];
   const bool has_common_bins = sizes.groups() == 1 && sizes.classes == 1;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int32_t group_rows = (sizes.output[0] - 1) / sizes.group[0] + 1;  // rounded up, without a sum that overflows
-  const int32_t group_columns = (sizes.output[1] - 1) / sizes.group[1] + 1;
-  const int64_t group_bins = int64_t{group_rows} * group_columns;
-  const int32_t channel_tiles = int32_t((sizes.channels + kWarp * N - 1) / (kWarp * N));
-  const int32_t tiles_across = int32_t((sizes.width + kPixels * kWarpsAcross - 1) / (kPixels * kWarpsAcross));
-  const int32_t tiles_down = int32_t((sizes.height + kWarpRows - 1) / kWarpRows);
-  const int64_t blocks = sizes.batches * sizes.images * tiles_down * tiles_across * channel_tiles;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t image = block / channel_tiles / tiles_across / tiles_down, batch = image / sizes.images;
-    const int warp_row = warp / kWarpsAcross, warp_column = warp % kWarpsAcross;
-    const int64_t y = block / channel_tiles / tiles_across % tiles_down * kWarpRows + warp_row;
-    const int64_t x = (block / channel_tiles % tiles_across * kWarpsAcross + warp_column) * kPixels;
-    const int64_t channel = (block % channel_tiles * kWarp + lane) * N;
-    const bool is_active = channel < sizes.channels && y < sizes.height;
-    const int64_t f = channel / sizes.groups(), group = channel % sizes.groups();
-    const int64_t class_ = f / sizes.class_features();
-    const BinRange rows = BinsOfGridCell(sizes, 0, sizes.group, group / sizes.group[1]);
-    const BinRange columns = BinsOfGridCell(sizes, 1, sizes.group, group % sizes.group[1]);
-    Vector<A, N> sum[kPixels] = {};
-    const auto may_read_tile = [&](const PointInterval<A>& points_y, const PointInterval<A>& points_x) {
-      const int64_t tile_y = y - warp_row, tile_x = x - warp_column * kPixels;
-      return points_y.MayRead(tile_y, tile_y + kWarpRows) && points_x.MayRead(tile_x, tile_x + kPixels * kWarpsAcross);
-    };
-    const int64_t end_roi = (batch + 1) * sizes.rois;
+  const GroupBins bins(sizes);
+  const int64_t tiles = Tile::Count(sizes);
+  for (int64_t block = blockIdx.x; block < tiles; block += gridDim.x) {
+    const Tile tile(sizes, block);
+    Vector<A, N> sum[kWarpColumns<A>] = {};
+    const int64_t end_roi = (tile.batch + 1) * sizes.rois;
     for (int64_t first_roi = end_roi - sizes.rois; first_roi < end_roi; first_roi += kThreads) {
       const int64_t own_roi = first_roi + threadIdx.x;
-      bool is_roi_listed = false;
-      if (own_roi < end_roi) {
-        const Roi<A> roi = LocateRoi<A>(sizes, rois, own_roi);
-        is_roi_listed = roi.state == RoiState::kValid && roi.image == image % sizes.images &&
-                        (add.shifts_bins() || may_read_tile({roi, 0, BinRange{0, sizes.output[0]}, A(0)},
-                                                            {roi, 1, BinRange{0, sizes.output[1]}, A(0)}));
-      }
-      const int64_t num_items = ListItems(is_roi_listed, own_roi, counts, listed_rois) * group_bins;
-      for (int64_t first_item = 0; first_item < num_items; first_item += kThreads) {
-        const int64_t own_item = first_item + threadIdx.x, own_bin = own_item % group_bins;
-        int64_t item = 0;
-        bool is_listed = own_item < num_items;
-        if (is_listed) item = listed_rois[own_item / group_bins] * group_bins + own_bin;
-        if (is_listed && has_common_bins) {
-          const int64_t roi_index = item / group_bins;
+      const bool is_roi_listed =
+          own_roi < end_roi && tile.MayRead(sizes, LocateRoi<A>(sizes, rois, own_roi), add.shifts_bins());
+      const int64_t num_bins = ListItems(is_roi_listed, own_roi, counts, listed_rois) * bins.count();
+      for (int64_t first_bin = 0; first_bin < num_bins; first_bin += kThreads) {
+        const int64_t own_bin = first_bin + threadIdx.x, bin_in_roi = own_bin % bins.count();
+        const int64_t roi_index = own_bin < num_bins ? listed_rois[own_bin / bins.count()] : 0;
+        bool is_bin_listed = own_bin < num_bins;
+        if (is_bin_listed && has_common_bins) {
           const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-          const int32_t row = int32_t(own_bin / group_columns), column = int32_t(own_bin % group_columns);
+          const int32_t row = int32_t(bin_in_roi / bins.columns), column = int32_t(bin_in_roi % bins.columns);
           const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, 0);
-          is_listed = may_read_tile({roi, 0, row, add.template Shift<A>(sizes, 0, offset_index)},
-                                    {roi, 1, column, add.template Shift<A>(sizes, 1, offset_index)});
+          is_bin_listed = tile.MayRead({roi, 0, row, add.template Shift<A>(sizes, 0, offset_index)},
+                                       {roi, 1, column, add.template Shift<A>(sizes, 1, offset_index)});
         }
-        const int num_listed = ListItems(is_listed, item, counts, list);
-        for (int i = 0; is_active && i < num_listed; ++i) {
-          const int64_t roi_index = list[i] / group_bins;
-          const int32_t row = rows.begin + int32_t(list[i] % group_bins / group_columns);
-          const int32_t column = columns.begin + int32_t(list[i] % group_columns);
-          if (row >= rows.end || column >= columns.end) continue;
-          const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-          const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, class_);
-          const A shift_y = add.template Shift<A>(sizes, 0, offset_index);
-          const A shift_x = add.template Shift<A>(sizes, 1, offset_index);
-          if (!PointInterval<A>(roi, 0, row, shift_y).MayRead(y, y + 1)) continue;
-          if (!PointInterval<A>(roi, 1, column, shift_x).MayRead(x, x + kPixels)) continue;
-          const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
-          add(sizes, roi, row, column, shift_y, shift_x, y, x, d_pooled, bin * sizes.features() + f, sum);
+        const int num_listed = ListItems(is_bin_listed, roi_index * bins.count() + bin_in_roi, counts, listed_bins);
+        for (int i = 0; tile.is_active && i < num_listed; ++i) {
+          const int64_t listed = listed_bins[i];
+          const int32_t row = tile.rows.begin + int32_t(listed % bins.count() / bins.columns);
+          const int32_t column = tile.columns.begin + int32_t(listed % bins.columns);
+          AddBin(sizes, rois, add, tile, listed / bins.count(), row, column, d_pooled, sum);
         }
       }
     }
-    if (!is_active) continue;  // no barrier follows before the next block
-    A* out = d_x + ((image * sizes.height + y) * sizes.width + x) * sizes.channels + channel;
-    for (int j = 0; j < kPixels; ++j) {
-      if (x + j < sizes.width) AsVector<N>(out + j * sizes.channels) = sum[j];
+    if (!tile.is_active) continue;  // no barrier follows before the next block
+    A* out = d_x + ((tile.image * sizes.height + tile.y) * sizes.width + tile.x) * sizes.channels + tile.channel;
+    for (int j = 0; j < kWarpColumns<A>; ++j) {
+      if (tile.x + j < sizes.width) AsVector<N>(out + j * sizes.channels) = sum[j];
     }
   }
 }
@@ -433,10 +481,8 @@ const char* LaunchXCotangent(Device& device, DType dtype, const PoolSizes& sizes
     using T = decltype(tag);
     return DispatchWidth<Accumulator<T>>(ContiguousFeatures(sizes), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      const int64_t blocks = sizes.batches * sizes.images * CeilDiv(sizes.height, kWarpRows) *
-                             CeilDiv(sizes.width, kWarpColumns<Accumulator<T>> * kWarpsAcross) *
-                             CeilDiv(sizes.channels, kWarp * N);
-      return Launch<XCotangentKernel<T, N, Add>>(device, blocks, sizes, rois, add, static_cast<const T*>(d_pooled),
+      const int64_t tiles = PoolTile<Accumulator<T>, N>::Count(sizes);
+      return Launch<XCotangentKernel<T, N, Add>>(device, tiles, sizes, rois, add, static_cast<const T*>(d_pooled),
                                                  static_cast<Accumulator<T>*>(d_x));
     });
   });

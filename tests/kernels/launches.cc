@@ -394,7 +394,7 @@ const Sizes kConvolutions[] = {
     {{{2, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 2, 1, 1, 1, 1, 1, 1, 2},
     {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 64, 66, 1, 1, 2, 1, 1},     // several bins of cells, few samples
     {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 512, 511, 1, 1, 40, 1, 1},  // bins too long for shared memory
-    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, true}, 1, 3, 4, 1, 50, 20, 1, 1},      // several chunks of samples in few cells
+    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, true}, 1, 3, 4, 1, 50, 20, 1, 1},      // several parts of samples in few cells
     {{{2, 2}, {1, 1}, {1, 1}, {1, 1}, true}, 2, 1, 1, 1, 20, 20, 1, 2},      // all samples in one cell
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 2},

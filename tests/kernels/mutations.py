@@ -32,7 +32,7 @@ MUTATIONS = {
     "missing barrier": Mutation(
         "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel=INPUT),
     "another missing barrier": Mutation(
-        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* chunk_ids", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* part_ids", FAULT, kernel=INPUT),
     "barrier that not all reach": Mutation(
         "cuda/counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    if (warp == 0) {", "waits",
         kernel=INPUT),
@@ -47,9 +47,9 @@ MUTATIONS = {
     "missing barrier of a warp": Mutation(
         "cuda/counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel=INPUT),
     "entry that is not stored": Mutation(
-        "cuda/counting_sort.h", "if (bin >{~~=~>~~} 0) chunk_ids[place]", FAULT, kernel=INPUT),
-    "rows counted where the parts of the bin are still read": Mutation(
-        "cuda/counting_sort.h", "{~~    __syncwarp();  // the parts have been read\n~>~~}", FAULT,
+        "cuda/counting_sort.h", "if (bin >{~~=~>~~} 0) part_ids[place]", FAULT, kernel=INPUT),
+    "rows counted where the ranges of the bin are still read": Mutation(
+        "cuda/counting_sort.h", "{~~    __syncwarp();  // the ranges have been read\n~>~~}", FAULT,
         kernel=INPUT),
     "list read while it is written": Mutation(
         "roi_pool/cuda.cu", "list[index] = item;{~~\n  __syncthreads();~>~~}", FAULT),
@@ -83,33 +83,33 @@ MUTATIONS = {
     "samples of all rows": Mutation(
         "cuda/cells.h", "{~~    if (kIsPart && number >= range.count) continue;\n~>~~}", "out of bounds",
         kernel=INPUT),
-    "parts of chunks that overlap": Mutation(
-        "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}chunk;", FAULT, kernel=INPUT),
-    "chunk that is left out": Mutation(
-        "cuda/counting_sort.h", "chunks = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES,
+    "ranges of parts that overlap": Mutation(
+        "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}part;", FAULT, kernel=INPUT),
+    "part that is left out": Mutation(
+        "cuda/counting_sort.h", "parts = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES,
         kernel=INPUT),
     "record past the end of a pair of cells": Mutation(
         "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=INPUT),
     "cells at the ends of a circular row as neighbours": Mutation(
         "deform_conv/cuda_x.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
-        "deform_conv/cuda_fused_forward.cu", ": NoCorners();\n      }{~~\n      __syncthreads();~>~~}", FAULT),
+        "deform_conv/cuda_fused_forward.cu", ": NoCorners();\n    }{~~\n    __syncthreads();~>~~}", FAULT),
     "samples of the next pass": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "store_samples(stage, i, {~~loads~>next~~},", VALUES),
-    "pixel past the end": Mutation("deform_conv/cuda_fused_forward.cu", "i <{~~~>=~~} call.sizes.pixels()", FAULT),
+        "deform_conv/cuda_fused_forward.cu", "StoreSamples(stage, i, {~~loads~>next~~},", VALUES),
+    "pixel past the end": Mutation("deform_conv/cuda_fused_forward.cu", "i <{~~~>=~~} call_.sizes.pixels()", FAULT),
     "feature past the end of a group": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "{~~ || in_group + k >= call.group_features~>~~}", FAULT),
-    "chunk past the end": Mutation("deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
+        "deform_conv/cuda_fused_forward.cu", "{~~ || in_group + k >= call_.group_features~>~~}", FAULT),
+    "vector past the end": Mutation("deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
     "corners stored while they are read": Mutation(
         "deform_conv/cuda_fused_weight.cu",
-        "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}find_corners(",
+        "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}thread.StoreCorners(",
         FAULT,
     ),
     "corners stored in the table that is read": Mutation(
         "deform_conv/cuda_fused_weight.cu", "corners[slice{~~~> + 1~~} % kTables][i] = corners;", FAULT),
     "feature of the weight past the end of a group": Mutation(
         "deform_conv/cuda_fused_weight.cu",
-        "{~~ || feature >= block_tile.first_feature + block_tile.features~>~~}", FAULT),
+        "{~~ || feature >= tile().first_feature + tile().features~>~~}", FAULT),
     "no barrier between blocks, forward": Mutation(
         "deform_conv/cuda_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "no barrier between blocks, weight": Mutation(
