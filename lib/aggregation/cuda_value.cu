@@ -182,7 +182,7 @@ __global__ void GatherKernel(HeadTables<Accumulator<T>> tables, int64_t num_tabl
     const QueryHead first_query = {batch, 0, head_of_all - batch * sizes.heads};
     for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
       const int64_t channel = first + (lane & (subwarp - 1)) * N;
-      const Rows<T> cotangents(d_out + first_query.index(sizes) * sizes.channels + channel, query_elements);
+      const CotangentRows<T> cotangents(d_out + first_query.index(sizes) * sizes.channels + channel, query_elements);
       const int32_t turn = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_subwarp;
       A sum[N] = {};
       if (is_valid && channel < sizes.channels) {

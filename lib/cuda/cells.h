@@ -35,11 +35,11 @@ struct CellPair {
 
 // The cotangents that samples have, in rows of `channels`, from a channel on.
 template <typename T>
-struct Rows {
+struct CotangentRows {
   const char* first;
   uint32_t row_bytes;
 
-  __device__ Rows(const T* first, int64_t channels)
+  __device__ CotangentRows(const T* first, int64_t channels)
       : first(reinterpret_cast<const char*>(first)), row_bytes(uint32_t(channels * sizeof(T))) {}
 
   // N channels of a row. Its address takes one instruction, because it is a product of 32 bits.
@@ -59,7 +59,7 @@ struct SampleRange {
 // the range has all samples. The calling thread takes every `turns`-th sample.
 template <bool kIsPart, typename T, int N, typename A>
 __device__ void AddSamples(const SortedSample<A>* samples, const CellPair& cells, bool is_bottom, int32_t turn,
-                           int32_t turns, const SampleRange& range, const Rows<T>& rows, A (&sum)[N]) {
+                           int32_t turns, const SampleRange& range, const CotangentRows<T>& rows, A (&sum)[N]) {
   const SortedSample<A>* record = samples + (cells.begin + turn);
   SortedSample<A> next = {};
   if (cells.begin + turn < cells.end) next = *record;

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int64_t c = (lane & (subwarp - 1)) * N; c - (lane & (subwarp - 1)) * N < call.group_channels;
          c += subwarp * N) {
       const int64_t channel = group * call.group_channels + c;
-      const Rows<T> cotangents(d_columns + image * sizes.samples * sizes.channels + channel, sizes.channels);
+      const CotangentRows<T> cotangents(d_columns + image * sizes.samples * sizes.channels + channel, sizes.channels);
       const bool has_channel = is_valid && c < call.group_channels;
       A sum[N] = {};
       for (int part = 0; has_channel && part < cells.parts(); ++part) {

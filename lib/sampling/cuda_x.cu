@@ -80,7 +80,7 @@ int64_t TableWords(const SamplingSizes& sizes) {
 
 // The sorted taps of consecutive images, and what the gather kernels add up and store.
 template <typename T>
-struct Rows {
+struct TapRows {
   using A = Accumulator<T>;
 
   SamplingSizes sizes;
@@ -127,7 +127,7 @@ constexpr int32_t kLongRow = 16 * kWarp;
 
 // Each thread computes N channels of a pixel.
 template <typename T, int N>
-__global__ void GatherTapsKernel(Rows<T> rows, WideDivisor by_vectors) {
+__global__ void GatherTapsKernel(TapRows<T> rows, WideDivisor by_vectors) {
   const int64_t vectors = rows.sizes.channels / N, items = rows.images * rows.sizes.pixels() * vectors;
   for (int64_t item = global_thread(); item < items; item += grid_stride()) {
     const int64_t pixel = by_vectors.Quotient(item), channel = (item - pixel * vectors) * N;
@@ -143,7 +143,7 @@ __device__ inline int First(unsigned lanes) { return kWarp - 1 - __clz(lanes & (
 
 // The lanes of a warp take turns with the taps of each of its pixels that GatherTapsKernel leaves out.
 template <typename T, int N>
-__global__ void GatherLongRowsKernel(Rows<T> rows) {
+__global__ void GatherLongRowsKernel(TapRows<T> rows) {
   const int64_t pixels = rows.images * rows.sizes.pixels();
   for (int64_t first = global_thread() - Lane(); first < pixels; first += grid_stride()) {
     const auto own = rows[min(first + Lane(), pixels - 1)];
@@ -179,7 +179,7 @@ const char* SortAndGather(const Device& device, const SamplingSizes& sizes, cons
                                          ids};
     const char* failure = SortByRow(device, tables, csr);
     if (failure) return failure;
-    const Rows<T> rows = {
+    const TapRows<T> rows = {
         sizes, tables.first, images, row_start, sorted, d_out, is_wide, d_x, WideDivisor(sizes.pixels())};
     failure = DispatchWidth<T>(sizes.channels, [&](auto width) {
       constexpr int N = decltype(width)::value;
