@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
+from jax_dcn._primitive.parts import balanced
 from jax_dcn._primitive.plan import ComputationPlan, counted
 from jax_dcn._types import Shaped
 
 # The limit of the samples that are sorted at once on a GPU.
 SORT_BYTES = 256 * 2**20
-# The limit of the samples of a chunk in derivatives of the reference, which hold several arrays of this size.
+# The limit of the samples of a part in derivatives of the reference, which hold several arrays of this size.
 REFERENCE_BYTES = 2**19
 
 
@@ -46,8 +46,8 @@ def plan_sums(
     return ComputationPlan(name, "kernel", "", 4 * sums.workspace_size, sums)
 
 
-def chunk_length(sample_bytes: Any) -> int:
-    """How many queries or points, whose samples have so many bytes each, a chunk of the reference's derivatives has."""
+def part_length(sample_bytes: Any) -> int:
+    """How many queries or points, whose samples have so many bytes each, a part of the reference's derivatives has."""
     if not isinstance(sample_bytes, int):  # a symbolic dimension
         return 1
     return max(REFERENCE_BYTES // max(sample_bytes, 1), 1)

@@ -72,11 +72,11 @@ def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationP
     return plans
 
 
-def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
-    """The lengths of the chunks of queries in which derivatives of the reference are evaluated."""
+def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
+    """The lengths of the parts of queries in which derivatives of the reference are evaluated."""
     value, locations, _ = operands
     row_bytes = math.prod(locations.shape[2:-1]) * value.shape[-1] * locations.dtype.itemsize
-    return {"batch": 1, "rows": workspace.chunk_length(row_bytes)}
+    return {"batch": 1, "rows": workspace.part_length(row_bytes)}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -172,7 +172,7 @@ deform_aggregation = Operator[Spec](
     samples=samples,
     axes=axes,
     keywords=keywords,
-    part_lengths=reference_chunk,
+    part_lengths=part_lengths,
     shared={},
     linear=("value", "weights"),
     user_names=user_names,

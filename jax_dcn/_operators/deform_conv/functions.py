@@ -67,7 +67,7 @@ def deform_conv2d(
     columns of offset and mask, by features of weight and bias, and by channels of x if there are groups. Operands that
     are sharded otherwise are gathered.
 
-    Two paths exist. The im2col path samples columns, which XLA multiplies, in chunks; it takes every call. The kernels
+    Two paths exist. The im2col path samples columns, which XLA multiplies, in parts; it takes every call. The kernels
     of the fused path sample and multiply without storing the columns. On CUDA they compute the forward and the gradient
     of weight on tensor cores, where this holds:
 
@@ -208,8 +208,8 @@ def deform_conv3d(
     kd·kh·kw; the last axis of the kernel is innermost. The derivatives, and what NaN and infinite offsets do, are those
     of `deform_conv2d`, for each coordinate.
 
-    The kernels of `grid_sample` sample the columns and compute the cotangents, a chunk of planes or of volumes at a
-    time; XLA multiplies. No fused kernels exist, and tangents are evaluated in `jax.numpy`, also in chunks. The
+    The kernels of `grid_sample` sample the columns and compute the cotangents, a part of the planes or volumes at a
+    time; XLA multiplies. No fused kernels exist, and tangents are evaluated in `jax.numpy`, also in parts. The
     workspace does not grow with the batch.
 
     Args:

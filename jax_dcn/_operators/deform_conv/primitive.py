@@ -136,7 +136,7 @@ def _operator(name: str, dims: int) -> Operator[Spec]:
         samples=plan.samples,
         axes=axes,
         keywords=keywords,
-        part_lengths=im2col_plan.reference_chunk,
+        part_lengths=im2col_plan.part_lengths,
         shared={"weight": dims + 2, "bias": 1},
         linear=plan.LINEAR,
     )

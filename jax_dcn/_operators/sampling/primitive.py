@@ -70,10 +70,10 @@ def sort_words(dtype: Any) -> int:
     return words
 
 
-def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
-    """The lengths of the chunks of points in which derivatives of the reference are evaluated."""
+def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
+    """The lengths of the parts of points in which derivatives of the reference are evaluated."""
     x, locations = operands
-    return {"batch": 1, "points": workspace.chunk_length(x.shape[-1] * locations.dtype.itemsize)}
+    return {"batch": 1, "points": workspace.part_length(x.shape[-1] * locations.dtype.itemsize)}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -165,7 +165,7 @@ deform_sampling = Operator[Spec](
     samples=samples,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
-    part_lengths=reference_chunk,
+    part_lengths=part_lengths,
     shared={},
     linear=("x",),
     user_names=user_names,
