@@ -108,7 +108,7 @@ def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def keywords(function: str, options: Mapping[str, Any], known: Collection[str]) -> None:
+def known_keywords(function: str, options: Mapping[str, Any], known: Collection[str]) -> None:
     """Raises TypeError, as Python does, if `function` does not take one of the options."""
     if unknown := options.keys() - set(known):
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
@@ -161,7 +161,7 @@ def pair(name: str, value: Any, least: Literal[0, 1] = 1) -> tuple[int, int]:
     return first, second
 
 
-def axes(name: str, value: Any) -> int:
+def num_axes(name: str, value: Any) -> int:
     """The number of axes, one to three, that a size has: two for an int."""
     count = 2 if _is_int(value) or not hasattr(value, "__len__") else len(value)
     if count not in _COUNTS:

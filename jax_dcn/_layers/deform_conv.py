@@ -96,7 +96,7 @@ class DeformConvBase(common.BranchLayer):
 
     def _window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The size, the strides and the dilation of the kernel, for each axis of the image."""
-        count = _validation.axes("kernel_size", self.kernel_size)
+        count = _validation.num_axes("kernel_size", self.kernel_size)
         kernel_size, strides, dilation = (
             _validation.sizes(name, getattr(self, name), count)
             for name in ("kernel_size", "strides", "kernel_dilation")
@@ -157,7 +157,7 @@ class DeformConvBase(common.BranchLayer):
                 offset = self.offset_bound * jnp.tanh(offset / self.offset_bound)
         else:
             channels = geometry.offset_channels(kernel_size, self.offset_groups)
-            common.check_offset(offset, channels, f"tap of offset_groups={self.offset_groups}", dims)
+            common.check_offset_channels(offset, channels, f"tap of offset_groups={self.offset_groups}", dims)
         if self.kernel_transform is not None:
             shape = kernel.shape
             kernel = self.kernel_transform(kernel)

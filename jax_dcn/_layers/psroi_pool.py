@@ -144,7 +144,7 @@ class DeformPSRoIPoolBase(common.BranchLayer):
             name, inputs = ("x", x) if features is None else ("features", features)
             offset, mask = self._offset_and_mask(self._predict(name, inputs, rois, mask, binning))
         else:
-            common.check_offset(offset, 2 * self.classes, f"of classes={self.classes}")
+            common.check_offset_channels(offset, 2 * self.classes, f"of classes={self.classes}")
             if mask is not None:
                 mask = _validation.array("mask", mask)
                 expected = (*offset.shape[:-1], self.classes)

@@ -54,7 +54,7 @@ class KernelPlan:
         rows = [("computation", "path", "workspace", "chosen", "why")]
         for plan in self:
             computation = plan.computation if plan.computation == "forward" else f"gradient of {plan.computation}"
-            size = f"{'at least ' if plan.path == 'reference' else ''}{_shown(plan.workspace_bytes)}"
+            size = f"{'at least ' if plan.path == 'reference' else ''}{_size_shown(plan.workspace_bytes)}"
             rows.append((computation, plan.path, size, str(plan.choices or ""), plan.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -168,7 +168,7 @@ def _resolve_target(platform: Any, compute_capability: Any) -> Target:
     return Target(platform, parsed)
 
 
-def _shown(count: Any) -> str:
+def _size_shown(count: Any) -> str:
     if not isinstance(count, int) or count < 2**10:  # a symbolic number of bytes has no order
         return f"{count} B"
     unit, size = ("MiB", 2**20) if count >= 2**20 else ("KiB", 2**10)

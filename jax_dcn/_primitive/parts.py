@@ -15,11 +15,11 @@ from jax_dcn._primitive.partition import NamedArray, Names
 from jax_dcn._primitive.promotion import sum_dtype
 
 Carry = TypeVar("Carry")
-Size = Any  # an int, or a symbolic dimension of an exported function
+Length = Any  # an int, or a symbolic dimension of an exported function
 Starts = Mapping[str, ArrayLike]
 
 
-def balanced(total: Size, limit: int) -> int:
+def balanced(total: Length, limit: int) -> int:
     """The length, at most `limit`, of parts that cover `total`.
 
     The parts are equal if they need not be shorter than half of `limit`, because a last part of another length is
@@ -38,7 +38,9 @@ def balanced(total: Size, limit: int) -> int:
     return next(equal, -(-total // fewest))
 
 
-def fold(body: Callable[[Any, int, Carry], Carry], total: Size, size: int, carry: Carry, first: ArrayLike = 0) -> Carry:
+def fold(
+    body: Callable[[Any, int, Carry], Carry], total: Length, size: int, carry: Carry, first: ArrayLike = 0
+) -> Carry:
     """`carry = body(start, length, carry)` over `total` from `first` on, in parts of `size` and one for the rest."""
     if isinstance(total, int) and total <= size:
         return body(first, total, carry) if total else carry
@@ -48,7 +50,7 @@ def fold(body: Callable[[Any, int, Carry], Carry], total: Size, size: int, carry
     return body(first + count * size, rest, carry) if size > 1 and rest else carry
 
 
-def filled(like: jax.Array, shape: Sequence[Size], dtype: DTypeLike, value: float = 0) -> jax.Array:
+def filled(like: jax.Array, shape: Sequence[Length], dtype: DTypeLike, value: float = 0) -> jax.Array:
     """An array that varies over the mesh as `like` does, as the carry of a loop must."""
     # Without the barrier, XLA for GPUs makes one array for the loops of several layers that start from equal ones, and
     # copies it. `like` is part of the barrier, because XLA merges equal barriers.
@@ -56,7 +58,7 @@ def filled(like: jax.Array, shape: Sequence[Size], dtype: DTypeLike, value: floa
     return jax_internals.vary_alike([jnp.broadcast_to(scalar, shape), like])[0]
 
 
-def read_part(array: jax.Array, start: Sequence[ArrayLike], size: Sequence[Size]) -> jax.Array:
+def read_part(array: jax.Array, start: Sequence[ArrayLike], size: Sequence[Length]) -> jax.Array:
     """A part of the leading dimensions of `array`: `size` elements of each from `start` on."""
     # In a loop over `start`, the barrier keeps XLA from converting all of `array` to integers before the loop. `start`
     # itself is not taken from the barrier: XLA for GPUs may need to evaluate it, which fails at a barrier.
@@ -74,7 +76,7 @@ def evaluate(
     arrays: Arrays,
     arguments: Mapping[str, Names],
     results: Mapping[str, NamedArray],
-    lengths: Sequence[tuple[str, Size]],
+    lengths: Sequence[tuple[str, Length]],
     fill: int,
     starts: Starts | None = None,
 ) -> Arrays:
@@ -106,7 +108,7 @@ def evaluate(
     if isinstance(total, int) and total <= length:
         return evaluate(function, arrays, arguments, results, inner, fill, {**starts, name: 0})
 
-    def of_part(start: ArrayLike, size: Size) -> Arrays:
+    def of_part(start: ArrayLike, size: Length) -> Arrays:
         def read(array: jax.Array, axis: int) -> jax.Array:
             return read_part(array, (*[0] * axis, start), (*array.shape[:axis], size))
 
@@ -117,7 +119,7 @@ def evaluate(
         part_results = dict(results) | {key: resized(results[key], axis) for key, axis in result_axes.items()}
         return evaluate(function, part, arguments, part_results, inner, fill, {**starts, name: start})
 
-    def add_part(start: ArrayLike, size: Size, totals: Arrays) -> Arrays:
+    def add_part(start: ArrayLike, size: Length, totals: Arrays) -> Arrays:
         part = of_part(start, size)
 
         def added(key: str, total: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.aggregation.arguments import Problem, canonicalize_attention, canonicalize_dcnv3
+from jax_dcn._operators.aggregation.arguments import CanonicalCall, canonicalize_attention, canonicalize_dcnv3
 from jax_dcn._operators.aggregation.primitive import deform_aggregation
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._types import Pair
@@ -83,8 +83,8 @@ def multi_scale_deformable_attention(
       >>> jax_dcn.multi_scale_deformable_attention(value, centre, weights, spatial_shapes=levels)  # 3.5 + 1.5
       Array([[5.]], dtype=float32)
     """
-    problem = canonicalize_attention(**locals())
-    return _aggregate(problem, value, backend)
+    call = canonicalize_attention(**locals())
+    return _aggregate(call, value, backend)
 
 
 def dcnv3(
@@ -158,11 +158,11 @@ def dcnv3(
              [0.6666667 , 1.        , 1.        , 0.6666667 ],
              [0.44444445, 0.6666667 , 0.6666667 , 0.44444445]], dtype=float32)
     """
-    problem = canonicalize_dcnv3(**locals())
-    return _aggregate(problem, x, backend)
+    call = canonicalize_dcnv3(**locals())
+    return _aggregate(call, x, backend)
 
 
-def _aggregate(problem: Problem, value: ArrayLike, backend: Literal["reference"] | None) -> jax.Array:
+def _aggregate(call: CanonicalCall, value: ArrayLike, backend: Literal["reference"] | None) -> jax.Array:
     """The result, with the heads merged into its channels, of value's type."""
-    out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
+    out = deform_aggregation(call.operands, spec=call.spec, backend=backend)
     return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(value).dtype)

@@ -84,7 +84,7 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 10 * math.prod(operands.locations.shape[:-1]) * operands.value.shape[-1]
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> Any:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> Any:
     """The bytes of the reference's samples."""
     locations = operands.locations
     return math.prod(locations.shape[:-1]) * operands.value.shape[-1] * locations.dtype.itemsize
@@ -169,7 +169,7 @@ deform_aggregation = Operator[Spec](
     tangent=None,
     cotangent=cotangent,
     flops=flops,
-    samples=samples,
+    sample_bytes=sample_bytes,
     axes=axes,
     keywords=keywords,
     part_lengths=part_lengths,

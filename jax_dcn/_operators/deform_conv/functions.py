@@ -88,7 +88,7 @@ def deform_conv2d(
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Ho, Wo, G·K·2], dy before dx, in input pixels. Positions are computed in float32 or wider.
+      offset: [..., Ho, Wo, G·K·2], dy before dx, in pixels of x. Positions are computed in float32 or wider.
       weight: [kh, kw, Cin/groups, Cout]. x and weight are promoted to their common type.
       bias: [Cout], or None.
       mask: [..., Ho, Wo, G·K], used without a sigmoid or clipping, or None for ones.
@@ -253,9 +253,9 @@ def _convolution(
     **options: Unpack[Options],
 ) -> jax.Array:
     """The convolution of images of `dims` axes, by all arguments of the functions above."""
-    problem = canonicalize(dims, x, offset, weight, bias, mask, **options)
+    call = canonicalize(dims, x, offset, weight, bias, mask, **options)
     convolve = deform_conv_of_volumes if dims == 3 else deform_conv
-    operands, spec = in_one_column(problem) if dims == 1 else problem
+    operands, spec = in_one_column(call) if dims == 1 else call
     y = convolve(operands, spec=spec, backend=options["backend"])
     y = y.squeeze(-2) if dims == 1 else y
     return channels_first(y, dims) if options["data_format"] == FORMATS[dims][1] else y

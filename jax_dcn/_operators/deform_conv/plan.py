@@ -89,7 +89,7 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 2 * columns * (weight.shape[-1] // spec.feature_group_count) + 2 * 2**spec.dims * columns
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> int:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the columns of the whole batch, in the type of sums."""
     x, offset, weight, _, _ = operands
     return math.prod(offset.shape[:-1]) * pixel_columns(x, weight) * offset.dtype.itemsize

@@ -72,7 +72,7 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 8 * _bins(operands.rois, spec) * points * _features(operands.x, spec)
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> int:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the reference's samples. An adaptive number of points makes profiles instead."""
     x, rois, _ = operands
     points = math.prod(spec.points) * _features(x, spec) if all(spec.points) else x.shape[-3]
@@ -162,7 +162,7 @@ deform_roi_pool = _pooling(
     plan=plan,
     forward=forward,
     cotangent=cotangent,
-    samples=samples,
+    sample_bytes=sample_bytes,
     linear=("x",),
 )
 
@@ -173,6 +173,6 @@ deform_roi_max_pool = _pooling(
     plan=partial(plan, is_max=True),
     forward=max_forward,
     cotangent=max_cotangent,
-    samples=lambda operands, spec: 0,
+    sample_bytes=lambda operands, spec: 0,
     linear=(),
 )

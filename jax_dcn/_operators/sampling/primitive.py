@@ -83,7 +83,7 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 2 * spec.taps**spec.dims * _sampled_channels(operands, spec)
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> int:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the reference's samples."""
     return _sampled_channels(operands, spec) * operands.locations.dtype.itemsize
 
@@ -162,7 +162,7 @@ deform_sampling = Operator[Spec](
     tangent=None,
     cotangent=cotangent,
     flops=flops,
-    samples=samples,
+    sample_bytes=sample_bytes,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
     part_lengths=part_lengths,
