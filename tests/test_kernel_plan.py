@@ -295,7 +295,8 @@ def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
     assert choices(16).sorted_images == 16
     many = choices(3 * 2**10)
     assert many.sorted_images % many.images == 0
-    assert im2col_plan.SORT_BYTES / 2 < many.sorted_images * image_bytes <= im2col_plan.SORT_BYTES
+    limit = im2col_plan.CONVOLUTION_SORT_BYTES
+    assert limit / 2 < many.sorted_images * image_bytes <= limit
 
 
 @pytest.mark.parametrize("target, path", [("cuda", "im2col"), ("cpu", "im2col"), ("cpu", "fused")])

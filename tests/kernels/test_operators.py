@@ -87,7 +87,7 @@ def test_conv_parts_of_16_bits(held, sort_bytes, dtype, monkeypatch):
 
     is_a_loop, expected = gradients()
     conv_memory.limit_samples(monkeypatch, held)
-    monkeypatch.setattr(im2col_plan, "SORT_BYTES", sort_bytes)
+    monkeypatch.setattr(im2col_plan, "CONVOLUTION_SORT_BYTES", sort_bytes)
     has_parts, actual = gradients()
     assert (is_a_loop, has_parts) == (False, True)
     assert_close(actual, expected, rtol=2**-6, atol=2**-6)

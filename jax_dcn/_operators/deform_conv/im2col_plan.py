@@ -22,7 +22,8 @@ from jax_dcn._types import Shaped
 # commit a4229b8 for six GPUs. They were not measured.
 COLUMN_BYTES = {"cpu": 8 * 2**20, "cuda": 96 * 2**20}
 REFERENCE_DIVISOR = 16  # of two budgets: derivatives of the reference hold up to 25 arrays of the size of the columns
-SORT_BYTES = 64 * 2**20  # the most that the sorted samples of several images may take, on CUDA
+# The most that the samples of a convolution that are sorted at a time on a GPU may take, if they are several images.
+CONVOLUTION_SORT_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def gradients(requested: Collection[str], all_reduced: Collection[str], problem:
         images, rows = 1, min(rows, most_rows)
         sorted_rows = most_rows // rows * rows
     elif sorts and not of_volumes:
-        most_images = SORT_BYTES // max(_sort_bytes(rows_of_image, problem), 1)
+        most_images = CONVOLUTION_SORT_BYTES // max(_sort_bytes(rows_of_image, problem), 1)
         images = balanced(images, most_images)
         sorted_images = images * balanced(-(-offset.shape[0] // images), most_images // images)
     return Im2col(
@@ -198,13 +199,13 @@ def _sort_bytes(rows: Any, problem: Problem) -> Any:
 
 
 def _most_sorted_rows(problem: Problem) -> int | None:
-    """As many rows of an image as SORT_BYTES have room for; None for all."""
+    """As many rows of an image as CONVOLUTION_SORT_BYTES has room for; None for all."""
     without, with_all = _sort_bytes(0, problem), _sort_bytes(problem.offset.shape[1], problem)
     if not isinstance(with_all, int):
         return 1
-    if with_all <= SORT_BYTES:
+    if with_all <= CONVOLUTION_SORT_BYTES:
         return None
-    return max((SORT_BYTES - without) // (_sort_bytes(1, problem) - without), 1)
+    return max((CONVOLUTION_SORT_BYTES - without) // (_sort_bytes(1, problem) - without), 1)
 
 
 def _at_most(length: int, size: Any) -> int:
