@@ -288,10 +288,7 @@ def listed(found):
 def sections():
     yield paragraph(f"{date.today()}, {jax.devices()[0].device_kind}, jax {jax.__version__}, commit {commit()}. {NOTE}")
     yield list_named(SHAPES)
-    for title, splits in (
-        ("Deformable convolution", CONVOLUTIONS),
-        ("Deformable PS-RoI pooling", POOLINGS),
-    ):
+    for title, splits in (("Deformable convolution", CONVOLUTIONS), ("Deformable PS-RoI pooling", POOLINGS)):
         rows = [row(split.name, n, programs(split, n)) for split in splits for n in DEVICES]
         yield f"## {title}\n\n{table(rows)}"
     rows = [row(name, n, model_programs(*model, n)) for name, model in models().items() for n in DEVICES]

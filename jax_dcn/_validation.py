@@ -14,6 +14,7 @@ import numpy as np
 from jax_dcn._primitive import jax_internals
 
 FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
+BACKENDS = (None, "reference")  # of operators that have one kernel for each computation
 _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 _BRIEF = reprlib.Repr()
@@ -106,6 +107,11 @@ def rank(name: str, value: jax.Array, ndim: int, axes: str, least: bool = False)
 def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     if not any(value is c or (isinstance(c, str) and value == c) for c in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def run_options(deterministic: Any, backend: Any, backends: Sequence[Any] = BACKENDS) -> None:
+    choice("deterministic", deterministic, (None, True, False))
+    choice("backend", backend, backends)
 
 
 def known_keywords(function: str, options: Mapping[str, Any], known: Collection[str]) -> None:

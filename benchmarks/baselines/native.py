@@ -7,13 +7,13 @@ they have no backward pass.
 
 import ctypes
 import hashlib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from benchmarks.baselines import Call, Unavailable
+from benchmarks.baselines import Call, Implementation, Unavailable, compiled
 from benchmarks.baselines.pure_jax import corners, psroi_corners, roi_corners, window_positions
 from benchmarks.support import cached_build
 from benchmarks.support.machine import cores, processor
@@ -32,6 +32,16 @@ ABOUT_AGGREGATION = (
 GROUP_CHANNELS = 8  # as in bare_convolution.cc, like the panels of features
 CHANNELS = 1, 3, 32, 64  # of a row, as in bare_loop.cc
 PART = 64
+
+
+def beside_loop(function, operands, prepare_loop, in_pure_jax):
+    """An operator, its bare loop and its forms in `jax.numpy`, with the operands of these names."""
+    return {
+        "jax_dcn": compiled.implementation(function, operands),
+        NAME: Implementation(prepare_loop),
+        "pure JAX": compiled.implementation(in_pure_jax, operands),
+        "reference": compiled.implementation(partial(function, backend="reference"), operands),
+    }
 
 
 class Convolution(ctypes.Structure):

@@ -12,7 +12,8 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.deform_conv import deform_conv1d, deform_conv2d, deform_conv3d, geometry
+from jax_dcn._operators.deform_conv import geometry
+from jax_dcn._operators.deform_conv.functions import deform_conv1d, deform_conv2d, deform_conv3d
 from jax_dcn._types import Backend, Padding, Sizes
 
 _OPERATORS: dict[int, Callable[..., jax.Array]] = {1: deform_conv1d, 2: deform_conv2d, 3: deform_conv3d}

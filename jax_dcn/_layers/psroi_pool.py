@@ -11,8 +11,8 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.roi_pool import deform_psroi_pool, psroi_pool
 from jax_dcn._operators.roi_pool.arguments import canonicalize, psroi_spec
+from jax_dcn._operators.roi_pool.functions import deform_psroi_pool, psroi_pool
 from jax_dcn._types import Pair
 
 

@@ -22,7 +22,6 @@ from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
 MAX_LEVELS, MAX_TAPS = 32, 2**24  # kMaxLevels and kMaxTaps of lib/aggregation/geometry.h
-BACKENDS = (None, "reference")
 
 
 class Operands(NamedTuple, Generic[A]):
@@ -50,7 +49,7 @@ def canonicalize_attention(
     backend: str | None = None,
 ) -> CanonicalCall:
     _validation.choice("method", method, ("bilinear", "discrete"))
-    _check_choices(deterministic, backend)
+    _validation.run_options(deterministic, backend)
     value = _validation.array("value", value)
     locations = _validation.coordinates("sampling_locations", sampling_locations)
     weights = _validation.array("attention_weights", attention_weights)
@@ -102,7 +101,7 @@ def canonicalize_dcnv3(
     deterministic: bool | None = None,
     backend: str | None = None,
 ) -> CanonicalCall:
-    _check_choices(deterministic, backend)
+    _validation.run_options(deterministic, backend)
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)
     mask = _validation.array("mask", mask)
@@ -192,11 +191,6 @@ def _canonical_call(value: jax.Array, locations: jax.Array, weights: jax.Array, 
     check_operands(Operands(value, locations, weights), spec)
     operands = (value.astype(data_dtype), locations.astype(wide), weights.astype(wide))
     return CanonicalCall(Operands(*jax_internals.vary_alike(operands)), spec)
-
-
-def _check_choices(deterministic: Any, backend: Any) -> None:
-    _validation.choice("deterministic", deterministic, (None, True, False))
-    _validation.choice("backend", backend, BACKENDS)
 
 
 def level_sizes(value: Any) -> tuple[tuple[int, int], ...]:

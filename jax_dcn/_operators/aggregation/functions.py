@@ -132,9 +132,7 @@ def dcnv3(
       groups: G, a divisor of C.
       offset_scale: a number, not a traced array.
       remove_center: whether the window has no tap at column kw // 2, row kh // 2; then K = kh · kw - 1.
-      deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
-        so both values mean the same on CPU and CUDA.
-      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
+      deterministic, backend: as in `multi_scale_deformable_attention`.
 
     Returns:
       [..., Ho, Wo, C], of x's type, summed in float32 or wider.

@@ -20,11 +20,10 @@ from jax_dcn._operators.aggregation.reference import reference
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Operator, Request
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, Plans
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-Plans = Mapping[str, ComputationPlan]
 Origin = tuple[ArrayLike, ArrayLike]  # the row and the column of the first query
 
 
@@ -135,28 +134,17 @@ def _first(origin: Origin) -> jax.Array:
 
 
 def _call(
-    name: str,
-    *operands: jax.Array,
-    spec: Spec,
-    results: Sequence[tuple[Sequence[int], DTypeLike]],
-    **attributes: bool,
+    name: str, *operands: jax.Array, spec: Spec, results: Sequence[tuple[Sequence[int], DTypeLike]], **attributes: Any
 ) -> Sequence[jax.Array]:
-    return extension.call(name, *operands, results=results, **_attributes(spec), **attributes)
-
-
-def _attributes(spec: Spec) -> dict[str, Any]:
-    if not isinstance(spec, DCNv3Window):
-        return {"window": False, "discrete": spec.discrete, "levels": np.array(spec.levels, np.int64).reshape(-1)}
-    (top, _), (left, _) = spec.padding
-    return {
-        "window": True,
-        "kernel_size": np.array(spec.kernel_size, np.int64),
-        "strides": np.array(spec.strides, np.int64),
-        "padding": np.array((top, left), np.int64),
-        "kernel_dilation": np.array(spec.kernel_dilation, np.int64),
-        "offset_scale": spec.offset_scale,
-        "remove_center": spec.remove_center,
-    }
+    attributes["window"] = isinstance(spec, DCNv3Window)
+    if isinstance(spec, DCNv3Window):
+        sizes = {name: getattr(spec, name) for name in ("kernel_size", "strides", "kernel_dilation")}
+        sizes["padding"] = [low for low, _ in spec.padding]
+        attributes |= {key: np.array(values, np.int64) for key, values in sizes.items()}
+        attributes |= {"offset_scale": spec.offset_scale, "remove_center": spec.remove_center}
+    else:
+        attributes |= {"discrete": spec.discrete, "levels": np.array(spec.levels, np.int64).reshape(-1)}
+    return extension.call(name, *operands, results=results, **attributes)
 
 
 deform_aggregation = Operator[Spec](

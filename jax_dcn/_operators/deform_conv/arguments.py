@@ -80,8 +80,7 @@ def canonicalize(
     formats = FORMATS[dims]
     data_format = formats[0] if data_format is None else data_format
     _validation.choice("data_format", data_format, formats)
-    _validation.choice("deterministic", deterministic, (None, True, False))
-    _validation.choice("backend", backend, (None, "fused", "im2col", "reference"))
+    _validation.run_options(deterministic, backend, (None, "fused", "im2col", "reference"))
     first = data_format == formats[1]
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)

@@ -5,12 +5,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.arguments import (
-    FORMATS,
-    canonicalize,
-    channels_first,
-    in_one_column,
-)
+from jax_dcn._operators.deform_conv.arguments import FORMATS, canonicalize, channels_first, in_one_column
 from jax_dcn._operators.deform_conv.primitive import deform_conv, deform_conv_of_volumes
 from jax_dcn._types import Backend, Padding, Pair, Sizes
 

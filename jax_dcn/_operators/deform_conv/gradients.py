@@ -135,11 +135,7 @@ def _gradient(
     cotangent = (channels_last(cotangent, 2) if first else cotangent).astype(call.spec.dtype)
     *operands, ct = jax_internals.vary_alike([*call.operands, cotangent])
     gradient = deform_conv.cotangents(
-        Operands(*operands),
-        cotangent=ct,
-        requested=(name,),
-        spec=call.spec,
-        backend=options.get("backend"),
+        Operands(*operands), cotangent=ct, requested=(name,), spec=call.spec, backend=options.get("backend")
     )[name]
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient, 2)

@@ -130,12 +130,7 @@ class _CotangentSums:
         return fold(partial(self.add_rows, part, sorted_samples), height, self.choices.rows, out, first)
 
     def add_rows(
-        self,
-        part: "_Images",
-        sorted_samples: SortedSamples | None,
-        row: ArrayLike,
-        height: int,
-        out: Cotangents,
+        self, part: "_Images", sorted_samples: SortedSamples | None, row: ArrayLike, height: int, out: Cotangents
     ) -> Cotangents:
         (_, _, weight, _, _), spec, _ = self.convolution
         start, size = (part.first, row), (part.num_images, height)

@@ -19,10 +19,9 @@ from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.chain import Arrays
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, Plans
 from jax_dcn._types import Shaped
 
-Plans = Mapping[str, ComputationPlan]
 Origin = tuple[ArrayLike, ...]
 
 

@@ -21,7 +21,6 @@ from jax_dcn._types import Shaped
 
 A = TypeVar("A", covariant=True)
 MAX_AXES = 3
-BACKENDS = (None, "reference")
 METHODS: dict[str, Method] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 PADDING_MODES: dict[str, Fold] = {"zeros": "none", "border": "clip", "reflection": "reflect"}
 AXES_OF_FORMAT = {"NHWC": 2, "NCHW": 2, "NDHWC": 3, "NCDHW": 3}
@@ -51,21 +50,14 @@ class CanonicalCall(NamedTuple):
 
 
 def canonicalize_grid(
-    x: ArrayLike,
-    grid: ArrayLike,
-    *,
-    method: Any,
-    padding_mode: Any,
-    align_corners: Any,
-    data_format: Any,
-    backend: Any,
+    x: ArrayLike, grid: ArrayLike, *, method: Any, padding_mode: Any, align_corners: Any, data_format: Any, backend: Any
 ) -> CanonicalCall:
     """The canonical call of `grid_sample`; channels of x are moved to the end."""
     _validation.choice("method", method, tuple(METHODS))
     _validation.choice("padding_mode", padding_mode, tuple(PADDING_MODES))
     _validation.choice("align_corners", align_corners, (True, False))
     _validation.choice("data_format", data_format, (None, *AXES_OF_FORMAT))
-    _validation.choice("backend", backend, BACKENDS)
+    _validation.choice("backend", backend, _validation.BACKENDS)
     x, grid = _validation.array("x", x), _validation.coordinates("grid", grid)
     dims = grid.shape[-1] if grid.ndim else 0
     if dims not in (2, 3):

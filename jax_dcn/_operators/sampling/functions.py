@@ -10,7 +10,6 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.sampling.arguments import (
-    BACKENDS,
     MAX_AXES,
     MODES,
     ORDERS,
@@ -139,7 +138,7 @@ def map_coordinates(
     """
     _validation.choice("order", order, tuple(ORDERS))
     _validation.choice("mode", mode, tuple(MODES))
-    _validation.choice("backend", backend, BACKENDS)
+    _validation.choice("backend", backend, _validation.BACKENDS)
     array = _validation.as_array("input", input)
     listed = [_validation.coordinates(f"coordinates[{k}]", jnp.asarray(one)) for k, one in enumerate(coordinates)]
     if not 1 <= len(listed) <= MAX_AXES or array.ndim - len(listed) not in (0, 1):
