@@ -46,7 +46,7 @@ NOTE = (
     'counted, although half of it would be enough to send. "Without rules" is for custom calls that XLA\'s partitioner '
     "knows nothing about, so that XLA gathers their operands: once where the fused kernels of the CPU run. On the "
     "im2col path a convolution works on some output rows at a time, and XLA gathers whole arrays again for each of "
-    "these chunks."
+    "these parts."
 )
 MEMORY = (
     "256 channels and features in bfloat16, offset and mask in float32; with channel groups, 8 feature groups and 8 "
@@ -288,10 +288,7 @@ def listed(found):
 def sections():
     yield paragraph(f"{date.today()}, {jax.devices()[0].device_kind}, jax {jax.__version__}, commit {commit()}. {NOTE}")
     yield list_named(SHAPES)
-    for title, splits in (
-        ("Deformable convolution", CONVOLUTIONS),
-        ("Deformable PS-RoI pooling", POOLINGS),
-    ):
+    for title, splits in (("Deformable convolution", CONVOLUTIONS), ("Deformable PS-RoI pooling", POOLINGS)):
         rows = [row(split.name, n, programs(split, n)) for split in splits for n in DEVICES]
         yield f"## {title}\n\n{table(rows)}"
     rows = [row(name, n, model_programs(*model, n)) for name, model in models().items() for n in DEVICES]

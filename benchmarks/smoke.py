@@ -41,16 +41,10 @@ CALLS = {
         "weight": "dcn_offset_cotangent",  # it also stores the samples that the gradient of the weight needs
         "tangent": "dcn_sample_tangents",
     },
-    "fused": {
-        "y": "dcn_fused_forward",
-        "weight": "dcn_fused_weight_cotangent",
-    },
+    "fused": {"y": "dcn_fused_forward", "weight": "dcn_fused_weight_cotangent"},
     "pooling": POOLING,
     "alignment": POOLING,
-    "maximum": {
-        "y": "dcn_roi_max_pool",
-        "x": ("dcn_roi_max_pool_argmax", "dcn_roi_max_pool_x_cotangent"),
-    },
+    "maximum": {"y": "dcn_roi_max_pool", "x": ("dcn_roi_max_pool_argmax", "dcn_roi_max_pool_x_cotangent")},
     "attention": {
         "y": "dcn_aggregate",
         "value": "dcn_aggregation_value_cotangent",
@@ -63,11 +57,7 @@ CALLS = {
         "offset": "dcn_aggregation_tap_cotangents",
         "mask": "dcn_aggregation_tap_cotangents",
     },
-    "sampling": {
-        "y": "dcn_sampling",
-        "x": "dcn_sampling_x_cotangent",
-        "grid": "dcn_sampling_locations_cotangent",
-    },
+    "sampling": {"y": "dcn_sampling", "x": "dcn_sampling_x_cotangent", "grid": "dcn_sampling_locations_cotangent"},
 }
 
 

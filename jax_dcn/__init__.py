@@ -16,28 +16,23 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from jax_dcn import export
-from jax_dcn._operators.aggregation import (
-    dcnv3,
-    multi_scale_deformable_attention,
-)
-from jax_dcn._operators.deform_conv import (
-    deform_conv1d,
-    deform_conv2d,
+from jax_dcn._operators.aggregation.functions import dcnv3, multi_scale_deformable_attention
+from jax_dcn._operators.deform_conv.functions import deform_conv1d, deform_conv2d, deform_conv3d
+from jax_dcn._operators.deform_conv.gradients import (
     deform_conv2d_input_grad,
     deform_conv2d_mask_grad,
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
-    deform_conv3d,
 )
 from jax_dcn._operators.kernel_plan import KernelPlan, kernel_plan
-from jax_dcn._operators.roi_pool import (
+from jax_dcn._operators.roi_pool.functions import (
     deform_psroi_pool,
     deform_roi_pool,
     ps_roi_align,
     psroi_pool,
     roi_align,
 )
-from jax_dcn._operators.sampling import grid_sample, map_coordinates
+from jax_dcn._operators.sampling.functions import grid_sample, map_coordinates
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.conversion import as_deform_conv

@@ -14,6 +14,7 @@ import numpy as np
 from jax_dcn._primitive import jax_internals
 
 FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
+BACKENDS = (None, "reference")  # of operators that have one kernel for each computation
 _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 _BRIEF = reprlib.Repr()
@@ -108,7 +109,12 @@ def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def keywords(function: str, options: Mapping[str, Any], known: Collection[str]) -> None:
+def run_options(deterministic: Any, backend: Any, backends: Sequence[Any] = BACKENDS) -> None:
+    choice("deterministic", deterministic, (None, True, False))
+    choice("backend", backend, backends)
+
+
+def known_keywords(function: str, options: Mapping[str, Any], known: Collection[str]) -> None:
     """Raises TypeError, as Python does, if `function` does not take one of the options."""
     if unknown := options.keys() - set(known):
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
@@ -161,7 +167,7 @@ def pair(name: str, value: Any, least: Literal[0, 1] = 1) -> tuple[int, int]:
     return first, second
 
 
-def axes(name: str, value: Any) -> int:
+def num_axes(name: str, value: Any) -> int:
     """The number of axes, one to three, that a size has: two for an int."""
     count = 2 if _is_int(value) or not hasattr(value, "__len__") else len(value)
     if count not in _COUNTS:

@@ -22,12 +22,7 @@ SUPPRESSOR = jax.make_user_context(None)
 
 
 def nms(
-    boxes: ArrayLike,
-    scores: ArrayLike,
-    iou_threshold: float,
-    *,
-    max_outputs: int,
-    classes: ArrayLike | None = None,
+    boxes: ArrayLike, scores: ArrayLike, iou_threshold: float, *, max_outputs: int, classes: ArrayLike | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Greedy non-maximum suppression: the indices of the boxes that no better box overlaps too much.
 

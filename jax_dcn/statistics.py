@@ -59,7 +59,7 @@ def offset_statistics(
       >>> {name: round(number.item(), 3) for name, number in statistics.items()}
       {'max_length': 5.0, 'mean_length': 0.556, 'not_finite': 0, 'outside': 0.091}
     """
-    dims = _validation.axes("image_size", image_size)
+    dims = _validation.num_axes("image_size", image_size)
     size = _validation.sizes("image_size", image_size, dims)
     kernel = _validation.sizes("kernel_size", kernel_size, dims)
     window = geometry.resolve(size, kernel, strides=strides, padding=padding, kernel_dilation=kernel_dilation)

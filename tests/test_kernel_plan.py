@@ -155,7 +155,7 @@ def check(name, operands, platform, **options):
 
 @pytest.mark.parametrize("target, dtype", [("cpu", "float32"), ("cuda", "bfloat16")])
 def test_the_plan_of_a_convolution_of_volumes(target, dtype):
-    """A chunk of planes or volumes at a time: the workspace does not grow with the batch."""
+    """A part of the planes or volumes at a time: the workspace does not grow with the batch."""
 
     def planned_of(images, planes):
         shape = (images, planes, 9, 10)
@@ -269,7 +269,7 @@ def test_first_channels():
 
 
 @pytest.mark.parametrize("dtype, target", [("float32", "cpu"), ("float32", "cuda"), ("bfloat16", "cuda")])
-def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
+def test_all_images_are_one_part_if_their_workspace_fits(dtype, target, monkeypatch):
     def workspace():
         operands = convolution(dtype, batch=(4,), all=0)
         found = check("deform_conv2d", operands, target, backend="im2col")
@@ -285,7 +285,7 @@ def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeyp
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
-    """They are those of whole chunks, as many as the limit has room for."""
+    """They are those of whole parts, as many as the limit has room for."""
 
     def choices(images):
         operands = convolution(dtype, batch=(images,), image=(100, 168), channels=128, all=0)
@@ -295,7 +295,8 @@ def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
     assert choices(16).sorted_images == 16
     many = choices(3 * 2**10)
     assert many.sorted_images % many.images == 0
-    assert im2col_plan.SORT_BYTES / 2 < many.sorted_images * image_bytes <= im2col_plan.SORT_BYTES
+    limit = im2col_plan.CONVOLUTION_SORT_BYTES
+    assert limit / 2 < many.sorted_images * image_bytes <= limit
 
 
 @pytest.mark.parametrize("target, path", [("cuda", "im2col"), ("cpu", "im2col"), ("cpu", "fused")])

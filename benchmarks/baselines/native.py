@@ -7,13 +7,13 @@ they have no backward pass.
 
 import ctypes
 import hashlib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from benchmarks.baselines import Call, Unavailable
+from benchmarks.baselines import Call, Implementation, Unavailable, compiled
 from benchmarks.baselines.pure_jax import corners, psroi_corners, roi_corners, window_positions
 from benchmarks.support import cached_build
 from benchmarks.support.machine import cores, processor
@@ -32,6 +32,16 @@ ABOUT_AGGREGATION = (
 GROUP_CHANNELS = 8  # as in bare_convolution.cc, like the panels of features
 CHANNELS = 1, 3, 32, 64  # of a row, as in bare_loop.cc
 PART = 64
+
+
+def beside_loop(function, operands, prepare_loop, in_pure_jax):
+    """An operator, its bare loop and its forms in `jax.numpy`, with the operands of these names."""
+    return {
+        "jax_dcn": compiled.implementation(function, operands),
+        NAME: Implementation(partial(prepare_forward, prepare_loop)),
+        "pure JAX": compiled.implementation(in_pure_jax, operands),
+        "reference": compiled.implementation(partial(function, backend="reference"), operands),
+    }
 
 
 class Convolution(ctypes.Structure):
@@ -92,8 +102,7 @@ def prepare_convolution(problem, backward):
     return native_call(start, found)
 
 
-def prepare_attention(problem, backward):
-    check_forward(problem, backward)
+def prepare_attention(problem):
     value, locations, weights = (np.asarray(array) for array in problem.operands.values())
     shapes = problem.options["spatial_shapes"]
     firsts = np.cumsum([0, *(height * width for height, width in shapes)])
@@ -106,8 +115,7 @@ def prepare_attention(problem, backward):
     return prepare_sums(problem, value, pixel, weight * weights.reshape(*weights.shape[:-2], -1, 1))
 
 
-def prepare_dcnv3(problem, backward):
-    check_forward(problem, backward)
+def prepare_dcnv3(problem):
     x, offset, mask = (np.asarray(array) for array in problem.operands.values())
     batch, height, width, _ = x.shape
     groups = problem.options["groups"]
@@ -117,8 +125,7 @@ def prepare_dcnv3(problem, backward):
     return prepare_sums(problem, value, pixel, weight * mask.reshape(*weight.shape[:-1], 1))
 
 
-def prepare_sampling(problem, backward):
-    check_forward(problem, backward)
+def prepare_sampling(problem):
     x, grid = (np.asarray(array) for array in problem.operands.values())
     batch, *sizes, channels = x.shape
     pixel, weight = np.zeros((batch, 1, 1), np.int64), np.ones((batch, 1, 1), np.float32)
@@ -135,14 +142,12 @@ def prepare_sampling(problem, backward):
     return prepare_sums(problem, value, pixel[:, :, None, None], weight[:, :, None, None])
 
 
-def prepare_roi_align(problem, backward):
-    check_forward(problem, backward)
+def prepare_roi_align(problem):
     x, rois = problem.operands.values()
     return prepare_bins(problem, roi_corners(x.shape, rois, **problem.options))
 
 
-def prepare_psroi_pool(problem, backward):
-    check_forward(problem, backward)
+def prepare_psroi_pool(problem):
     x, rois, offset = problem.operands.values()
     if problem.options["group_size"] > 1 or offset.shape[-1] > 2:
         raise Unavailable("is for one group and one class")
@@ -196,10 +201,12 @@ def check(problem):
         raise Unavailable("needs float32")
 
 
-def check_forward(problem, backward):
+def prepare_forward(prepare, problem, backward):
+    """What `prepare` returns for a loop that has no backward pass."""
     if backward:
         raise Unavailable("has no backward pass")
     check(problem)
+    return prepare(problem)
 
 
 def native_call(start, found=lambda y: {"y": y.copy()}):

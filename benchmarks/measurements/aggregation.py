@@ -1,13 +1,12 @@
 """Deformable aggregation: multi-scale deformable attention, and DCNv3, which is also the operator of DCNv4."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, native, pure_jax, pytorch
 
 ATTENTION_OPERANDS, DCNV3_OPERANDS = ("value", "sampling_locations", "attention_weights"), ("x", "offset", "mask")
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
@@ -110,15 +109,6 @@ def dcnv3_problem(shape, dtype):
     )
 
 
-def implementations(function, operands, prepare_loop, in_pure_jax):
-    return {
-        "jax_dcn": compiled.implementation(function, operands),
-        native.NAME: Implementation(prepare_loop),
-        "pure JAX": compiled.implementation(in_pure_jax, operands),
-        "reference": compiled.implementation(partial(function, backend="reference"), operands),
-    }
-
-
 ATTENTION = Operator(
     name="multi_scale_deformable_attention",
     function=jax_dcn.multi_scale_deformable_attention,
@@ -129,7 +119,7 @@ ATTENTION = Operator(
         "M3": Attention(4, ((100, 167), (50, 84), (25, 42), (13, 21)), queries=300),
     },
     problem=attention_problem,
-    implementations=implementations(
+    implementations=native.beside_loop(
         jax_dcn.multi_scale_deformable_attention,
         ATTENTION_OPERANDS,
         native.prepare_attention,
@@ -145,7 +135,7 @@ DCNV3 = Operator(
     # The first three stages of InternImage, for images of 224 x 224.
     shapes={"W1": Window(2, 56, 4), "W2": Window(2, 28, 8), "W3": Window(2, 14, 16)},
     problem=dcnv3_problem,
-    implementations=implementations(jax_dcn.dcnv3, DCNV3_OPERANDS, native.prepare_dcnv3, pure_jax.dcnv3),
+    implementations=native.beside_loop(jax_dcn.dcnv3, DCNV3_OPERANDS, native.prepare_dcnv3, pure_jax.dcnv3),
     lower_bounds=(native.NAME,),
     about_lower_bounds=native.ABOUT_AGGREGATION,
 )

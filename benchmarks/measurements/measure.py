@@ -73,11 +73,8 @@ def check(problem, implementations, calls):
         else:
             agrees_at = implementations[name].agrees_at
             expected = calls["jax_dcn"].at(agrees_at(problem)) if agrees_at else ours
-            errors = {key: relative_error(arrays[key], expected[key]) for key in arrays}
+            norm = np.linalg.norm
+            errors = {key: float(norm(arrays[key] - expected[key]) / norm(expected[key])) for key in arrays}
             if wrong := [f"{k} by {e:.2%}" for k, e in errors.items() if not e <= TOLERANCE[problem.dtype]]:
                 refused[name] = f"differs from jax_dcn in {', '.join(wrong)}"
     return held, refused
-
-
-def relative_error(actual, expected):
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))

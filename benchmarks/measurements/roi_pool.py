@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, native, pure_jax, pytorch
 
 BINS = 7
 
@@ -67,15 +67,6 @@ def make_rois(shape, random):
     return jnp.asarray(np.concatenate([image, corner, corner + size - 1], 1), jnp.float32)
 
 
-def implementations(function, prepare_loop, in_pure_jax, operands):
-    return {
-        "jax_dcn": compiled.implementation(function, operands),
-        native.NAME: Implementation(prepare_loop),
-        "pure JAX": compiled.implementation(in_pure_jax, operands),
-        "reference": compiled.implementation(partial(function, backend="reference"), operands),
-    }
-
-
 PSROI_POOL = Operator(
     name="deform_psroi_pool",
     function=jax_dcn.deform_psroi_pool,
@@ -86,8 +77,8 @@ PSROI_POOL = Operator(
         "P4": Shape(2, 200, 336, 256, rois=1000, stride=4),  # feature pyramid
     },
     problem=partial(problem, is_deformable=True),
-    implementations=implementations(
-        jax_dcn.deform_psroi_pool, native.prepare_psroi_pool, pure_jax.deform_psroi_pool, ("x", "rois", "offset")
+    implementations=native.beside_loop(
+        jax_dcn.deform_psroi_pool, ("x", "rois", "offset"), native.prepare_psroi_pool, pure_jax.deform_psroi_pool
     ),
     lower_bounds=(native.NAME,),
     about_lower_bounds=native.ABOUT_AGGREGATION,
@@ -101,7 +92,7 @@ ROI_ALIGN = Operator(
         "R3": Shape(2, 200, 336, 256, rois=512, stride=4, points=2),
     },
     problem=partial(problem, is_deformable=False),
-    implementations=implementations(jax_dcn.roi_align, native.prepare_roi_align, pure_jax.roi_align, ("x", "rois"))
+    implementations=native.beside_loop(jax_dcn.roi_align, ("x", "rois"), native.prepare_roi_align, pure_jax.roi_align)
     | {"torchvision": pytorch.implementation(pytorch.roi_align, pytorch.torchvision_type)},
     lower_bounds=(native.NAME,),
     about_lower_bounds=native.ABOUT_AGGREGATION + "It is no strict bound, because jax_dcn sums along y first. ",

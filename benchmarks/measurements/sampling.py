@@ -1,14 +1,13 @@
 """Sampling of images at any positions: warps, points and volumes."""
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, native, pure_jax, pytorch
 
 OPERANDS = ("x", "grid")
 
@@ -66,13 +65,8 @@ SAMPLING = Operator(
         "S5": Shape("scalar field", 1, (512, 512), 1, (10**6,)),
     },
     problem=problem,
-    implementations={
-        "jax_dcn": compiled.implementation(jax_dcn.grid_sample, OPERANDS),
-        native.NAME: Implementation(native.prepare_sampling),
-        "pure JAX": compiled.implementation(pure_jax.grid_sample, OPERANDS),
-        "reference": compiled.implementation(partial(jax_dcn.grid_sample, backend="reference"), OPERANDS),
-        "PyTorch": pytorch.implementation(pytorch.grid_sample, pytorch.float32_type),
-    },
+    implementations=native.beside_loop(jax_dcn.grid_sample, OPERANDS, native.prepare_sampling, pure_jax.grid_sample)
+    | {"PyTorch": pytorch.implementation(pytorch.grid_sample, pytorch.float32_type)},
     lower_bounds=(native.NAME,),
     about_lower_bounds=native.ABOUT_AGGREGATION,
 )

@@ -26,7 +26,8 @@ def interleaved(calls, repeats):
     called twice.
     """
     seconds_of_call = {name: timed(call) for name, call in calls.items()}
-    lengths = {name: queue_length(call, seconds_of_call[name]) for name, call in calls.items()}
+    queued = {name: min(math.ceil(QUEUE_SECONDS / one), LONGEST_QUEUE) for name, one in seconds_of_call.items()}
+    lengths = {name: queued[name] if call.queued else 1 for name, call in calls.items()}
     seconds = {name: [] for name in calls}
     for turn in range(repeats):
         for name, call in calls.items():
@@ -37,10 +38,6 @@ def interleaved(calls, repeats):
                     wake(call)
                 seconds[name].append(timed(call, lengths[name]))
     return {name: summary(values) for name, values in seconds.items()}
-
-
-def queue_length(call, seconds):
-    return min(math.ceil(QUEUE_SECONDS / seconds), LONGEST_QUEUE) if call.queued else 1
 
 
 def wake(call):

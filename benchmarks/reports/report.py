@@ -18,13 +18,9 @@ def parser(name, description):
     return made
 
 
-def page_text(title, sections):
-    return "\n\n".join([f"# {title}", *sections]) + "\n"
-
-
 def write_page(folder, name, title, sections):
     """Writes `<date>-<name>.md`, and prints it."""
-    text = page_text(title, sections)
+    text = "\n\n".join([f"# {title}", *sections]) + "\n"
     write_text(folder / f"{date.today()}-{name}.md", text)
     print(text)
 

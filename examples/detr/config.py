@@ -30,12 +30,7 @@ def backbone_layout(config: Mapping[str, Any]) -> Layout:
         if name in TIMM_BASIC_DEPTHS:
             return Layout(False, 64, BASIC_SIZES, TIMM_BASIC_DEPTHS[name], "basic", out_indices=out_indices)
         return Layout(depths=TIMM_DEPTHS[name], out_indices=out_indices)
-    require(
-        config,
-        layer_type=("bottleneck", "basic"),
-        hidden_act="relu",
-        downsample_in_first_stage=False,
-    )
+    require(config, layer_type=("bottleneck", "basic"), hidden_act="relu", downsample_in_first_stage=False)
     known = {"out_indices": COARSE_STAGES} | _known(Layout, config) | _out_indices(config)
     return Layout(**known | {"deep": kind == "rt_detr_resnet"})
 

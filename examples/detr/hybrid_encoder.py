@@ -80,11 +80,7 @@ class CSPRepLayer(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
         conv = partial(
-            ConvNorm,
-            size=1,
-            options=self.options,
-            activation=config.activation_function,
-            epsilon=config.batch_norm_eps,
+            ConvNorm, size=1, options=self.options, activation=config.activation_function, epsilon=config.batch_norm_eps
         )
         hidden = self.hidden or int(self.features * config.hidden_expansion)
         deep = conv(hidden, name="conv1")(x)

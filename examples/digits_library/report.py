@@ -19,7 +19,8 @@ def markdown_table(results: list[dict], measures: tuple[str, ...] = ()) -> str:
     and the given `measures`.
     """
     rows = [["variant", *SCORES, "parameters", "ms per step", *measures]]
-    for variant, runs in _by_variant(results).items():
+    for variant in dict.fromkeys(result["variant"] for result in results):
+        runs = [result for result in results if result["variant"] == variant]
         rows.append(
             [
                 variant,
@@ -43,8 +44,3 @@ def spread(values: list[float], digits: int) -> str:
     """The mean, and for several values ± their standard deviation."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
-
-
-def _by_variant(results):
-    variants = dict.fromkeys(result["variant"] for result in results)
-    return {variant: [result for result in results if result["variant"] == variant] for variant in variants}

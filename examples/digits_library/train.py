@@ -100,15 +100,7 @@ def train(
     with jax.set_mesh(mesh):
         start = Start(partial(initial_state, *origin), initial_state.eval_shape(*origin))
         return fit(
-            step,
-            start,
-            batches,
-            recipe,
-            directory,
-            resume=resume,
-            overwrite=True,
-            stop_after=stop_after,
-            title=title,
+            step, start, batches, recipe, directory, resume=resume, overwrite=True, stop_after=stop_after, title=title
         )
 
 

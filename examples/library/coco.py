@@ -60,10 +60,7 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     Raises ValueError that names the file and what is wrong: if it is no such file, or annotations do not fit the images
     and categories; FileNotFoundError if images are missing.
     """
-    try:
-        content = json.loads(annotations.read_text())
-    except ValueError as error:
-        raise ValueError(f"{annotations} must be JSON: {error}") from error
+    content = read_json(annotations)
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not content.get(key):
             raise ValueError(f"{annotations} must have {key}, as files of COCO's format do")
@@ -83,6 +80,14 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
             )
     found = precision.indexed(content)
     return Dataset(found, folder, sorted(found.getCatIds()))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file contains. Raises ValueError, which names the file, if it is none."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
 
 
 def check_validation(dataset: Dataset, validation: Dataset) -> None:

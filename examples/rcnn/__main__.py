@@ -7,7 +7,6 @@ python -m examples.rcnn out/rcnn/model.npz FOLDER --names annotations.json --out
 model.npz is what `python -m examples.rcnn.train` has written.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from examples.library import objects
-from examples.library.coco import opened
+from examples.library.coco import opened, read_json
 
 from .detector import detect
 from .options import CHECKPOINT_HELP, add_settings, read_checkpoint
@@ -51,10 +50,7 @@ def class_names(annotations: Path | None, count: int) -> list[str]:
     """The names of the categories in annotations, in the order of their ids; without a file, numbers."""
     if annotations is None:
         return [f"class {index}" for index in range(count)]
-    try:
-        content = json.loads(annotations.read_text())
-    except ValueError as error:
-        raise ValueError(f"{annotations} must be JSON: {error}") from error
+    content = read_json(annotations)
     categories = content.get("categories") if isinstance(content, dict) else None
     if not categories or not all(isinstance(one, dict) and {"id", "name"} <= one.keys() for one in categories):
         raise ValueError(f"{annotations} must have categories with an id and a name, as files of COCO's format do")

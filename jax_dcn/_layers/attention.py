@@ -12,8 +12,8 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.aggregation import multi_scale_deformable_attention
-from jax_dcn._operators.aggregation.arguments import BACKENDS, level_sizes
+from jax_dcn._operators.aggregation.arguments import level_sizes
+from jax_dcn._operators.aggregation.functions import multi_scale_deformable_attention
 from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 
 
@@ -81,7 +81,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
     def _check(self, channels: int, name: str = "features") -> None:
         common.check_channels(name, channels, num_heads=self.num_heads)
         self._points()
-        _validation.choice("backend", self.backend, BACKENDS)
+        _validation.choice("backend", self.backend, _validation.BACKENDS)
         _validation.choice("method", self.method, ("bilinear", "discrete"))
         if self.offset_scale is not None:
             _validation.number("offset_scale", self.offset_scale)

@@ -128,7 +128,7 @@ class BranchLayer(OffsetLayer):
         return branch
 
 
-def check_offset(offset: jax.Array, channels: int, owners: str, dims: int = 2) -> None:
+def check_offset_channels(offset: jax.Array, channels: int, owners: str, dims: int = 2) -> None:
     if jnp.shape(offset)[-1:] != (channels,):
         count = ("one", "two", "three")[dims - 1]
         raise ValueError(

@@ -13,8 +13,8 @@ from jax.nn.initializers import variance_scaling
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.aggregation import dcnv3
-from jax_dcn._operators.aggregation.arguments import BACKENDS, dcnv3_window
+from jax_dcn._operators.aggregation.arguments import dcnv3_window
+from jax_dcn._operators.aggregation.functions import dcnv3
 from jax_dcn._primitive.promotion import by_standard_rules
 from jax_dcn._types import Pair
 
@@ -57,7 +57,7 @@ class DCNBase(common.OffsetLayer):
         self._samples()
         if self.dw_kernel_size is not None:
             _validation.pair("dw_kernel_size", self.dw_kernel_size)
-        _validation.choice("backend", self.backend, BACKENDS)
+        _validation.choice("backend", self.backend, _validation.BACKENDS)
         _validation.choice("center_feature_scale", self.center_feature_scale, (True, False))
         self._check_dtypes_and_functions()
 

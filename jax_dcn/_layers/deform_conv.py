@@ -12,7 +12,8 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.deform_conv import deform_conv1d, deform_conv2d, deform_conv3d, geometry
+from jax_dcn._operators.deform_conv import geometry
+from jax_dcn._operators.deform_conv.functions import deform_conv1d, deform_conv2d, deform_conv3d
 from jax_dcn._types import Backend, Padding, Sizes
 
 _OPERATORS: dict[int, Callable[..., jax.Array]] = {1: deform_conv1d, 2: deform_conv2d, 3: deform_conv3d}
@@ -96,7 +97,7 @@ class DeformConvBase(common.BranchLayer):
 
     def _window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The size, the strides and the dilation of the kernel, for each axis of the image."""
-        count = _validation.axes("kernel_size", self.kernel_size)
+        count = _validation.num_axes("kernel_size", self.kernel_size)
         kernel_size, strides, dilation = (
             _validation.sizes(name, getattr(self, name), count)
             for name in ("kernel_size", "strides", "kernel_dilation")
@@ -157,7 +158,7 @@ class DeformConvBase(common.BranchLayer):
                 offset = self.offset_bound * jnp.tanh(offset / self.offset_bound)
         else:
             channels = geometry.offset_channels(kernel_size, self.offset_groups)
-            common.check_offset(offset, channels, f"tap of offset_groups={self.offset_groups}", dims)
+            common.check_offset_channels(offset, channels, f"tap of offset_groups={self.offset_groups}", dims)
         if self.kernel_transform is not None:
             shape = kernel.shape
             kernel = self.kernel_transform(kernel)

@@ -11,8 +11,8 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.roi_pool import deform_psroi_pool, psroi_pool
 from jax_dcn._operators.roi_pool.arguments import canonicalize, psroi_spec
+from jax_dcn._operators.roi_pool.functions import deform_psroi_pool, psroi_pool
 from jax_dcn._types import Pair
 
 
@@ -144,7 +144,7 @@ class DeformPSRoIPoolBase(common.BranchLayer):
             name, inputs = ("x", x) if features is None else ("features", features)
             offset, mask = self._offset_and_mask(self._predict(name, inputs, rois, mask, binning))
         else:
-            common.check_offset(offset, 2 * self.classes, f"of classes={self.classes}")
+            common.check_offset_channels(offset, 2 * self.classes, f"of classes={self.classes}")
             if mask is not None:
                 mask = _validation.array("mask", mask)
                 expected = (*offset.shape[:-1], self.classes)

@@ -30,11 +30,7 @@ def is_inside(position: Any, size: int, circular: bool) -> Any:
 
 
 def interpolate(
-    pixels: jax.Array,
-    positions: Sequence[jax.Array],
-    image_size: Sequence[Any],
-    circular: bool = False,
-    first: Any = 0,
+    pixels: jax.Array, positions: Sequence[jax.Array], image_size: Sequence[Any], circular: bool = False, first: Any = 0
 ) -> jax.Array:
     """The samples [..., groups, channels] of an image at positions [..., groups], one array for each axis.
 

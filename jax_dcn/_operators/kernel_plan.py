@@ -31,7 +31,7 @@ class KernelPlan:
     The paths:
       - "fused": kernels sample and multiply without storing the columns: on CUDA on tensor cores, for the forward and
         the gradient of weight; on a CPU in the caches, for all gradients, too (deformable convolution)
-      - "im2col": kernels sample columns and XLA multiplies them, chunk by chunk (deformable convolution)
+      - "im2col": kernels sample columns and XLA multiplies them, part by part (deformable convolution)
       - "kernel": one kernel does the whole computation (the other operators)
       - "xla": operations of XLA that need no kernel, such as the sum that is the gradient with respect to the bias
       - "reference": the operator in `jax.numpy`
@@ -54,7 +54,7 @@ class KernelPlan:
         rows = [("computation", "path", "workspace", "chosen", "why")]
         for plan in self:
             computation = plan.computation if plan.computation == "forward" else f"gradient of {plan.computation}"
-            size = f"{'at least ' if plan.path == 'reference' else ''}{_shown(plan.workspace_bytes)}"
+            size = f"{'at least ' if plan.path == 'reference' else ''}{_size_shown(plan.workspace_bytes)}"
             rows.append((computation, plan.path, size, str(plan.choices or ""), plan.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -78,7 +78,7 @@ def kernel_plan(
     a CPU the plan is for the instruction set of this process, which the reason for "fused" names.
 
     Gradients of a convolution that are computed together share columns, or on a CPU one fused call, whose workspace
-    each of them shows. A gradient that is computed by itself may have larger chunks. The workspace does not include
+    each of them shows. A gradient that is computed by itself may have larger parts. The workspace does not include
     what converts whole arrays: the transposes of "NCHW", or offsets and masks of 16 bits. Forward mode and derivatives
     beyond the first are not planned. docs/memory.md describes the paths, the conditions of each, and how the workspace
     is computed.
@@ -168,7 +168,7 @@ def _resolve_target(platform: Any, compute_capability: Any) -> Target:
     return Target(platform, parsed)
 
 
-def _shown(count: Any) -> str:
+def _size_shown(count: Any) -> str:
     if not isinstance(count, int) or count < 2**10:  # a symbolic number of bytes has no order
         return f"{count} B"
     unit, size = ("MiB", 2**20) if count >= 2**20 else ("KiB", 2**10)

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
+from jax_dcn._primitive.parts import balanced
 from jax_dcn._primitive.plan import ComputationPlan, counted
 from jax_dcn._types import Shaped
 
-# The limit of the samples that are sorted at once on a GPU.
-SORT_BYTES = 256 * 2**20
-# The limit of the samples of a chunk in derivatives of the reference, which hold several arrays of this size.
+# The most that the samples of an aggregation or of a sampling that are sorted at a time on a GPU may take.
+SAMPLING_SORT_BYTES = 256 * 2**20
+# The limit of the samples of a part in derivatives of the reference, which hold several arrays of this size.
 REFERENCE_BYTES = 2**19
 
 
@@ -32,8 +32,8 @@ def plan_sums(
 ) -> ComputationPlan:
     """The plan of the cotangent of the operand `name`.
 
-    On a GPU, the samples of as many of the `total` images or heads are sorted at a time as SORT_BYTES have room for.
-    Those of each take `sort_size` 32-bit elements.
+    On a GPU, the samples of as many of the `total` images or heads are sorted at a time as SAMPLING_SORT_BYTES has room
+    for. Those of each take `sort_size` 32-bit elements.
     """
     dtype = locations.dtype if name in request.all_reduced else sampled.dtype
     if request.target.platform != "cuda":
@@ -41,13 +41,13 @@ def plan_sums(
     elif not isinstance(sort_size, int) or not isinstance(total, int):  # symbolic dimensions
         sums = SortedSums(dtype, sort_size, 1, unit)
     else:
-        count = balanced(total, SORT_BYTES // (4 * sort_size))
+        count = balanced(total, SAMPLING_SORT_BYTES // (4 * sort_size))
         sums = SortedSums(dtype, count * sort_size, count, unit)
     return ComputationPlan(name, "kernel", "", 4 * sums.workspace_size, sums)
 
 
-def chunk_length(sample_bytes: Any) -> int:
-    """How many queries or points, whose samples have so many bytes each, a chunk of the reference's derivatives has."""
+def part_length(sample_bytes: Any) -> int:
+    """How many queries or points, whose samples have so many bytes each, a part of the reference's derivatives has."""
     if not isinstance(sample_bytes, int):  # a symbolic dimension
         return 1
     return max(REFERENCE_BYTES // max(sample_bytes, 1), 1)

@@ -42,7 +42,7 @@ def plans_of(binding: Binding, target: Target) -> tuple[ComputationPlan, ...]:
     computations = chain[0].arguments if chain else ("forward", *names)
     why = extension.why_reference(target.platform, backend)
     if why:
-        size = operator.samples(operands, spec=spec)
+        size = operator.sample_bytes(operands, spec=spec)
         plans = {name: ComputationPlan(name, "reference", why, size) for name in computations}
     else:
         extension.require(target.platform)

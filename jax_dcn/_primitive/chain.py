@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jax_dcn._types import Backend
+
 RESULT = "result"
 
 Arrays = dict[str, jax.Array]
 Roles = dict[str, str]  # roles by the names of arrays
-Backend = str | None  # "reference", or what the kernels of an operator understand
 Mode = Literal["jvp", "vjp"]
 
 

@@ -13,8 +13,8 @@ import jax
 from jax.typing import DTypeLike
 
 from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.jax_internals import PACKAGE
 
-PACKAGE = __package__.partition(".")[0]
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name: FFI platform
 
 

@@ -16,11 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 
 from jax_dcn._primitive import jax_internals, rules
-from jax_dcn._primitive.chain import RESULT, Arrays, Backend, Params
+from jax_dcn._primitive.chain import RESULT, Arrays, Params
 from jax_dcn._primitive.chain import Step as Step
 from jax_dcn._primitive.partition import NamedArray, Names, Shard
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._primitive.plan import Request as Request
+from jax_dcn._types import Backend
 
 Spec = TypeVar("Spec")
 
@@ -57,7 +58,8 @@ class Operator(Generic[Spec]):
       cotangent: `cotangent(plans, operands, ct, **keywords)` computes the planned cotangents, and returns them by name.
         They have the dtypes of the operands or the wider dtype in which sums are taken.
       flops: `flops(computation, operands, spec)`, from shapes, the floating-point operations of a computation.
-      samples: `samples(operands, spec)`, from shapes, the bytes of the reference's samples, its least workspace.
+      sample_bytes: `sample_bytes(operands, spec)`, from shapes, the bytes of the reference's samples, its least
+        workspace.
       user_names: `user_names(spec)`, what users call operands, where that is not their name.
       axes: `axes(operands, spec)`, from shapes, the dimensions that may be sharded.
       keywords: `keywords(spec, shards)`, the keywords of the three functions above on a device that has these shards.
@@ -78,7 +80,7 @@ class Operator(Generic[Spec]):
     tangent: Callable[..., jax.Array] | None
     cotangent: Callable[..., Arrays]
     flops: Callable[..., int]
-    samples: Callable[..., int]
+    sample_bytes: Callable[..., int]
     axes: Callable[..., Axes]
     keywords: Callable[[Spec, Mapping[str, Shard]], dict[str, Any]]
     part_lengths: Callable[..., Mapping[str, Any]]

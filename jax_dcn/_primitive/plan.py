@@ -1,5 +1,6 @@
 """A request for plans, and the plan of a computation: how it is done, why, and what it costs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,3 +47,6 @@ class ComputationPlan:
     choices: Any = None
     flops: int = 0
     bytes_accessed: int = 0
+
+
+Plans = Mapping[str, ComputationPlan]  # by computation

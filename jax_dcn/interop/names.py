@@ -10,7 +10,7 @@ import jax
 Path = tuple[str, ...]
 
 
-class Style(NamedTuple):
+class LibraryNames(NamedTuple):
     """The suffixes that a library adds to the name of a deformable convolution, and its name for a pooling branch."""
 
     conv: str
@@ -19,10 +19,10 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    "mmcv": Style("", ".conv_offset", None),
-    "detectron2": Style("", "_offset", None),
-    "dcnv2": Style("", ".conv_offset_mask", "offset_mask_fc"),
-    "maskrcnn_benchmark": Style(".conv", ".offset", None),
+    "mmcv": LibraryNames("", ".conv_offset", None),
+    "detectron2": LibraryNames("", "_offset", None),
+    "dcnv2": LibraryNames("", ".conv_offset_mask", "offset_mask_fc"),
+    "maskrcnn_benchmark": LibraryNames(".conv", ".offset", None),
 }
 _PARAMETERS = {
     "kernel": "weight",

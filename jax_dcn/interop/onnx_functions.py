@@ -134,10 +134,6 @@ def pooling(operands: PoolingOperands[jax.Array], spec: PoolingSpec, *, is_max: 
     return pooled.reshape(*rois.shape[:-1], *spec.output_size, channels).astype(x.dtype)
 
 
-def max_pooling(operands: PoolingOperands[jax.Array], spec: PoolingSpec) -> jax.Array:
-    return pooling(operands, spec, is_max=True)
-
-
 def nms(
     boxes: jax.Array, scores: jax.Array, classes: jax.Array | None, threshold: Any, *, max_outputs: int
 ) -> tuple[jax.Array, jax.Array]:

@@ -97,7 +97,7 @@ _OPERATORS = (
     (deform_aggregation, onnx_functions.aggregation),
     (deform_sampling, onnx_functions.sampling),
     (deform_roi_pool, onnx_functions.pooling),
-    (deform_roi_max_pool, onnx_functions.max_pooling),
+    (deform_roi_max_pool, partial(onnx_functions.pooling, is_max=True)),
 )
 
 

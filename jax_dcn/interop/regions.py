@@ -13,9 +13,9 @@ import numpy as np
 
 from jax_dcn.interop import names
 
-Layer = tuple[np.ndarray, np.ndarray]  # weight [out, in] and bias [out]
-Layers = Sequence[Layer]
-Size = tuple[int, int] | None  # rows and columns of bins; None means that both are equal
+Linear = tuple[np.ndarray, np.ndarray]  # weight [out, in] and bias [out]
+Layers = Sequence[Linear]
+OutputSize = tuple[int, int] | None  # rows and columns of bins; None means that both are equal
 Found = tuple[tuple[str, ...], np.ndarray]  # the names of the arrays that it was made from, and an array
 
 LAYERS = (0, 2, 4)  # the indices of the linear layers of a branch
@@ -23,7 +23,7 @@ _MASK_LAYERS = (0, 2)
 
 
 def read(
-    find: Callable[[Sequence[str]], Found | None], modules: Sequence[str], output_size: Size
+    find: Callable[[Sequence[str]], Found | None], modules: Sequence[str], output_size: OutputSize
 ) -> dict[tuple[int, str], Found]:
     """The parameters of a branch by layer and name; empty if the state dict has no branch."""
     keys: list[str] = []
@@ -53,7 +53,7 @@ def read(
 
 
 def write(
-    parameters: Mapping[tuple[int, str], np.ndarray], style: names.Style, output_size: Size
+    parameters: Mapping[tuple[int, str], np.ndarray], style: names.LibraryNames, output_size: OutputSize
 ) -> dict[str, np.ndarray]:
     """The inverse of `read`: the state dict of a branch, from its parameters by layer and name."""
     layers = _from_flax([(parameters[i, "kernel"], parameters[i, "bias"]) for i in LAYERS], output_size)
@@ -68,7 +68,7 @@ def write(
     }
 
 
-def _to_flax(layers: Layers, output_size: Size) -> Layers:
+def _to_flax(layers: Layers, output_size: OutputSize) -> Layers:
     (first, first_bias), *between, (last, last_bias) = layers
     numbers, *bins = _bins(layers[-1], output_size)
     first = _inputs(first, bins).reshape(len(first), -1, *bins).transpose(0, 2, 3, 1).reshape(first.shape)
@@ -78,7 +78,7 @@ def _to_flax(layers: Layers, output_size: Size) -> Layers:
     return [(first, first_bias), *between, (last, last_bias)]
 
 
-def _from_flax(layers: Layers, output_size: Size) -> Layers:
+def _from_flax(layers: Layers, output_size: OutputSize) -> Layers:
     (first, first_bias), *between, (last, last_bias) = layers
     numbers, *bins = _bins(layers[-1], output_size)
     first = _inputs(first, bins).reshape(len(first), *bins, -1).transpose(0, 3, 1, 2).reshape(first.shape)
@@ -118,13 +118,13 @@ def _apart(layers: Layers) -> dict[str, Layers]:
     return {"offset_fc": offsets, "mask_fc": masks}
 
 
-def _diagonal(upper: Layer, lower: Layer) -> Layer:
+def _diagonal(upper: Linear, lower: Linear) -> Linear:
     above = np.zeros((len(upper[0]), lower[0].shape[1]), upper[0].dtype)
     below = np.zeros((len(lower[0]), upper[0].shape[1]), lower[0].dtype)
     return np.block([[upper[0], above], [below, lower[0]]]), np.concatenate([upper[1], lower[1]])
 
 
-def _bins(last: Layer, output_size: Size) -> tuple[int, int, int]:
+def _bins(last: Linear, output_size: OutputSize) -> tuple[int, int, int]:
     """How many values the last layer predicts per bin, and the rows and columns of bins."""
     outputs = last[1].size
     for numbers in (2, 3):

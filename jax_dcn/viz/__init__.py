@@ -8,7 +8,7 @@ from jax_dcn.viz.attention import AttentionSamples, attention_samples, plot_atte
 from jax_dcn.viz.locations import (
     COCO_SIZES,
     Layer,
-    Samples,
+    LayerSamples,
     bin_locations,
     dilation_table,
     effective_dilation,
@@ -20,7 +20,7 @@ __all__ = [
     "COCO_SIZES",
     "AttentionSamples",
     "Layer",
-    "Samples",
+    "LayerSamples",
     "attention_samples",
     "bin_locations",
     "dilation_table",

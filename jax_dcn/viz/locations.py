@@ -146,7 +146,7 @@ class Layer:
         return {name: number.item() for name, number in found.items()}
 
 
-class Samples(NamedTuple):
+class LayerSamples(NamedTuple):
     """The samples that an output position depends on.
 
     locations: [n, 2] as (y, x) in pixels of the first layer's input; weights: [n], the product of the masks on the way;
@@ -161,7 +161,7 @@ class Samples(NamedTuple):
 
 def sampling_locations(
     layers: Layer | Sequence[Layer], position: tuple[int, int], *, offset_group: int | None = None
-) -> Samples:
+) -> LayerSamples:
     """The sampling locations of one layer, or of several stacked layers, for one output position of one image.
 
     A layer often samples between the output positions of the layer below it. Sampling then continues from that location
@@ -175,7 +175,7 @@ def sampling_locations(
       offset_group: one group in each layer; None means all groups.
 
     Returns:
-      `Samples`, with "CIRCULAR" padding of the first layer wrapped into its input.
+      `LayerSamples`, with "CIRCULAR" padding of the first layer wrapped into its input.
 
     Raises:
       ValueError: the layers do not fit together, have several images, or do not have the position or group.
@@ -207,7 +207,7 @@ def sampling_locations(
         inside = np.repeat(inside, reached.shape[1]) & layer.is_inside(points)
         if layer.geometry.circular:
             points = np.where(inside[:, None], (points + 0.5) % layer.image_size - 0.5, points)
-    return Samples(points, weights, inside)
+    return LayerSamples(points, weights, inside)
 
 
 def _check_stack(stack: list[Layer], position: tuple[int, int]) -> None:

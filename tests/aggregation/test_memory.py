@@ -1,4 +1,4 @@
-"""The workspace stays small for every batch size, and chunks of queries add up to the whole result."""
+"""The workspace stays small for every batch size, and parts of queries add up to the whole result."""
 
 import functools
 
@@ -64,7 +64,7 @@ def test_other_derivatives_do_not_grow_with_the_batch(function, platform):
 
 
 @pytest.mark.parametrize("name, limit", [("attention", 1), ("dcnv3", 2**11)])
-def test_chunks_add_up(name, limit, monkeypatch, x64):
+def test_parts_add_up(name, limit, monkeypatch, x64):
     """Queries one by one, and some rows of them, in derivatives of the reference."""
     monkeypatch.setattr(workspace, "REFERENCE_BYTES", limit)
     case = CASES[name]

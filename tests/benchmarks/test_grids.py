@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 
-def test_samples_are_sorted_once_for_many_chunks():
+def test_samples_are_sorted_once_for_many_parts():
     problem = CONVOLUTION.problem(SHAPES["C"]._replace(batch=16), "bfloat16")
     found = grids.launches(CONVOLUTION.function, problem, ("x",))
     blocks = {name.partition("<")[0]: [record["blocks"] for record in found[name]] for name in found}

@@ -124,7 +124,7 @@ def test_layers_of_one_shape_share_no_array():
 
 @pytest.mark.parametrize("program", ["forward", thorough("weight_gradient")])
 def test_the_fused_path_copies_neither_operands_nor_results(program):
-    """The im2col path copies, by chunks, what products read or write of operands and results, and nothing else."""
+    """The im2col path copies, by parts, what products read or write of operands and results, and nothing else."""
     cotangent, operands = shapes(16, (100, 168, 128), "bfloat16", features=128)
     arguments = on(gpu(), (cotangent, operands))
     compiled = {

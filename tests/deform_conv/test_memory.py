@@ -1,4 +1,4 @@
-"""The workspace stays small for every batch size, and the chunks add up to the whole result."""
+"""The workspace stays small for every batch size, and the parts add up to the whole result."""
 
 import functools
 import math
@@ -107,14 +107,14 @@ def limit_samples(monkeypatch, held):
         monkeypatch.setitem(im2col_plan.COLUMN_BYTES, name, held // 2)
 
 
-CHUNKED = [
+IN_PARTS = [
     *((name, 2**11) for name in ("plain", "valid", "strided_dilated", "4_groups_6_offset_groups", "circular")),
     *(("two_batch_dimensions", held) for held in (1, 2**11, 2**13)),
 ]
 
 
-@pytest.mark.parametrize("name, held", CHUNKED)
-def test_chunks_add_up(name, held, monkeypatch, x64):
+@pytest.mark.parametrize("name, held", IN_PARTS)
+def test_parts_add_up(name, held, monkeypatch, x64):
     """Runs of a row, of some rows, of some images: with so little memory allowed that small arrays need them."""
     limit_samples(monkeypatch, held)
     case = CASE[name]
@@ -132,8 +132,8 @@ def test_chunks_add_up(name, held, monkeypatch, x64):
         pytest.param("6_groups_4_offset_groups", 2**8, marks=pytest.mark.thorough),
     ],
 )
-def test_chunks_of_second_derivatives_add_up(name, held, monkeypatch, x64):
-    """Chunks of a row, of some rows and of some images, the last of which may be smaller."""
+def test_parts_of_second_derivatives_add_up(name, held, monkeypatch, x64):
+    """Parts of a row, of some rows and of some images, the last of which may be smaller."""
     case = CASE[name]
     arguments = case.cotangent(), case.operands(), case.operands(1)
 
@@ -146,14 +146,14 @@ def test_chunks_of_second_derivatives_add_up(name, held, monkeypatch, x64):
 
     expected = product("reference")(*arguments)
     limit_samples(monkeypatch, held)
-    by_chunks = product(None)
-    assert "stablehlo.while" in by_chunks.lower(*arguments).as_text()
-    assert_close(by_chunks(*arguments), expected)
+    by_parts = product(None)
+    assert "stablehlo.while" in by_parts.lower(*arguments).as_text()
+    assert_close(by_parts(*arguments), expected)
 
 
 @pytest.mark.parametrize("held, loops", [(1, True), (2**20, False)])
 @pytest.mark.usefixtures("im2col_on_cpu")
-def test_a_low_limit_makes_chunks(held, loops, monkeypatch):
+def test_a_low_limit_makes_parts(held, loops, monkeypatch):
     """What the test above relies on."""
     limit_samples(monkeypatch, held)
     case = CASE["plain"]

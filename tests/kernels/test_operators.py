@@ -64,17 +64,17 @@ test_conv_tangents_that_are_not_finite = conv_tangents.test_values_that_are_not_
 
 
 @pytest.mark.parametrize("name", ["valid", "4_groups_6_offset_groups"])
-def test_conv_chunks(name, monkeypatch, x64):
-    conv_memory.test_chunks_add_up(name, 2**11, monkeypatch, x64)
+def test_conv_parts(name, monkeypatch, x64):
+    conv_memory.test_parts_add_up(name, 2**11, monkeypatch, x64)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("held", [2**8, 2**11], ids=["rows", "images"])
 @pytest.mark.parametrize("sort_bytes", [1600, 11_000, 2**26], ids=["two_rows", "three_images", "all_images"])
-def test_conv_chunks_of_16_bits(held, sort_bytes, dtype, monkeypatch):
-    """Chunks add to the sums of x, or round and replace its images; all write their part of d_offset and d_mask.
+def test_conv_parts_of_16_bits(held, sort_bytes, dtype, monkeypatch):
+    """Parts add to the sums of x, or round and replace its images; each writes its part of d_offset and d_mask.
 
-    The samples of several chunks are sorted at a time: of two of five rows, or of three or six images.
+    The samples of several parts are sorted at a time: of two of five rows, or of three or six images.
     """
     case = dataclasses.replace(conv_values.CASE["two_batch_dimensions"], image=(5, 4))
     operands = conv_fused.cast(case, dtype)
@@ -87,9 +87,9 @@ def test_conv_chunks_of_16_bits(held, sort_bytes, dtype, monkeypatch):
 
     is_a_loop, expected = gradients()
     conv_memory.limit_samples(monkeypatch, held)
-    monkeypatch.setattr(im2col_plan, "SORT_BYTES", sort_bytes)
-    has_chunks, actual = gradients()
-    assert (is_a_loop, has_chunks) == (False, True)
+    monkeypatch.setattr(im2col_plan, "CONVOLUTION_SORT_BYTES", sort_bytes)
+    has_parts, actual = gradients()
+    assert (is_a_loop, has_parts) == (False, True)
     assert_close(actual, expected, rtol=2**-6, atol=2**-6)
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks import smoke
-from jax_dcn._operators.deform_conv import custom_calls
+from jax_dcn._operators.deform_conv import fused
 from jax_dcn._primitive import extension
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("executed_kernels")]
@@ -30,8 +30,8 @@ def test_every_custom_call_is_checked(dtypes):
 
 @pytest.mark.thorough
 def test_a_wrong_kernel_is_named(monkeypatch, capsys):
-    right = custom_calls.fused_forward
-    monkeypatch.setattr(custom_calls, "fused_forward", lambda *args, **options: 1.1 * right(*args, **options))
+    right = fused.cuda_forward
+    monkeypatch.setattr(fused, "cuda_forward", lambda *args, **options: 1.1 * right(*args, **options))
     monkeypatch.setattr(smoke, "DTYPES", ("bfloat16",))
     monkeypatch.setattr(smoke, "SHAPES", ("small",))
     assert smoke.main([], platform="cuda") == 1

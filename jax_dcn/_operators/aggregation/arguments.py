@@ -22,7 +22,6 @@ from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
 MAX_LEVELS, MAX_TAPS = 32, 2**24  # kMaxLevels and kMaxTaps of lib/aggregation/geometry.h
-BACKENDS = (None, "reference")
 
 
 class Operands(NamedTuple, Generic[A]):
@@ -33,7 +32,7 @@ class Operands(NamedTuple, Generic[A]):
     weights: A
 
 
-class Problem(NamedTuple):
+class CanonicalCall(NamedTuple):
     operands: Operands[jax.Array]
     spec: Spec
 
@@ -48,9 +47,9 @@ def canonicalize_attention(
     method: str = "bilinear",
     deterministic: bool | None = None,
     backend: str | None = None,
-) -> Problem:
+) -> CanonicalCall:
     _validation.choice("method", method, ("bilinear", "discrete"))
-    _check_choices(deterministic, backend)
+    _validation.run_options(deterministic, backend)
     value = _validation.array("value", value)
     locations = _validation.coordinates("sampling_locations", sampling_locations)
     weights = _validation.array("attention_weights", attention_weights)
@@ -84,7 +83,7 @@ def canonicalize_attention(
             f"dimension, got {weights.shape}"
         )
     flat = (*leading, queries, heads, spec.taps)
-    return _problem(value, reshape(locations, (*flat, 2)), reshape(weights, flat), spec)
+    return _canonical_call(value, reshape(locations, (*flat, 2)), reshape(weights, flat), spec)
 
 
 def canonicalize_dcnv3(
@@ -101,8 +100,8 @@ def canonicalize_dcnv3(
     remove_center: bool = False,
     deterministic: bool | None = None,
     backend: str | None = None,
-) -> Problem:
-    _check_choices(deterministic, backend)
+) -> CanonicalCall:
+    _validation.run_options(deterministic, backend)
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)
     mask = _validation.array("mask", mask)
@@ -135,7 +134,7 @@ def canonicalize_dcnv3(
                 f"{name} must have shape {_shown(*expected)} for x of shape {x.shape}, groups={groups} and "
                 f"{spec.taps} taps, got {array.shape}"
             )
-    return _problem(
+    return _canonical_call(
         reshape(x, (*leading, height, width, groups, channels // groups)),
         reshape(offset, (*leading, rows, columns, groups, spec.taps, 2)),
         reshape(mask, (*leading, rows, columns, groups, spec.taps)),
@@ -187,16 +186,11 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
         raise ValueError(f"a head must take fewer than 2**31 samples of an example, got {samples}")
 
 
-def _problem(value: jax.Array, locations: jax.Array, weights: jax.Array, spec: Spec) -> Problem:
+def _canonical_call(value: jax.Array, locations: jax.Array, weights: jax.Array, spec: Spec) -> CanonicalCall:
     data_dtype, wide = kernel_dtypes(value.dtype, locations.dtype, weights.dtype)
     check_operands(Operands(value, locations, weights), spec)
     operands = (value.astype(data_dtype), locations.astype(wide), weights.astype(wide))
-    return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
-
-
-def _check_choices(deterministic: Any, backend: Any) -> None:
-    _validation.choice("deterministic", deterministic, (None, True, False))
-    _validation.choice("backend", backend, BACKENDS)
+    return CanonicalCall(Operands(*jax_internals.vary_alike(operands)), spec)
 
 
 def level_sizes(value: Any) -> tuple[tuple[int, int], ...]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.aggregation.arguments import Problem, canonicalize_attention, canonicalize_dcnv3
+from jax_dcn._operators.aggregation.arguments import CanonicalCall, canonicalize_attention, canonicalize_dcnv3
 from jax_dcn._operators.aggregation.primitive import deform_aggregation
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._types import Pair
@@ -83,8 +83,8 @@ def multi_scale_deformable_attention(
       >>> jax_dcn.multi_scale_deformable_attention(value, centre, weights, spatial_shapes=levels)  # 3.5 + 1.5
       Array([[5.]], dtype=float32)
     """
-    problem = canonicalize_attention(**locals())
-    return _aggregate(problem, value, backend)
+    call = canonicalize_attention(**locals())
+    return _aggregate(call, value, backend)
 
 
 def dcnv3(
@@ -132,9 +132,7 @@ def dcnv3(
       groups: G, a divisor of C.
       offset_scale: a number, not a traced array.
       remove_center: whether the window has no tap at column kw // 2, row kh // 2; then K = kh · kw - 1.
-      deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
-        so both values mean the same on CPU and CUDA.
-      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
+      deterministic, backend: as in `multi_scale_deformable_attention`.
 
     Returns:
       [..., Ho, Wo, C], of x's type, summed in float32 or wider.
@@ -158,11 +156,11 @@ def dcnv3(
              [0.6666667 , 1.        , 1.        , 0.6666667 ],
              [0.44444445, 0.6666667 , 0.6666667 , 0.44444445]], dtype=float32)
     """
-    problem = canonicalize_dcnv3(**locals())
-    return _aggregate(problem, x, backend)
+    call = canonicalize_dcnv3(**locals())
+    return _aggregate(call, x, backend)
 
 
-def _aggregate(problem: Problem, value: ArrayLike, backend: Literal["reference"] | None) -> jax.Array:
+def _aggregate(call: CanonicalCall, value: ArrayLike, backend: Literal["reference"] | None) -> jax.Array:
     """The result, with the heads merged into its channels, of value's type."""
-    out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
+    out = deform_aggregation(call.operands, spec=call.spec, backend=backend)
     return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(value).dtype)

@@ -12,8 +12,6 @@ from jax.typing import ArrayLike
 from jax_dcn._operators.bilinear import output_size, rounded_product
 from jax_dcn._types import Shaped
 
-Size = Sequence[int]  # (rows, columns)
-
 
 class Level(NamedTuple):
     """A feature map of the value, and the number of taps that sample it, per query and head."""
@@ -64,14 +62,14 @@ class DCNv3Window:
     def taps(self) -> int:
         return window_taps(self.kernel_size, self.remove_center)
 
-    def output_size(self, image_size: Size) -> tuple[int, ...]:
+    def output_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
         return output_size(image_size, self.kernel_size, self.strides, self.padding, self.kernel_dilation)
 
 
 Spec = Pyramid | DCNv3Window
 
 
-def window_taps(kernel_size: Size, remove_center: bool) -> int:
+def window_taps(kernel_size: Sequence[int], remove_center: bool) -> int:
     return kernel_size[0] * kernel_size[1] - remove_center
 
 

@@ -20,11 +20,10 @@ from jax_dcn._operators.aggregation.reference import reference
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Operator, Request
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, Plans
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-Plans = Mapping[str, ComputationPlan]
 Origin = tuple[ArrayLike, ArrayLike]  # the row and the column of the first query
 
 
@@ -72,11 +71,11 @@ def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationP
     return plans
 
 
-def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
-    """The lengths of the chunks of queries in which derivatives of the reference are evaluated."""
+def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
+    """The lengths of the parts of queries in which derivatives of the reference are evaluated."""
     value, locations, _ = operands
     row_bytes = math.prod(locations.shape[2:-1]) * value.shape[-1] * locations.dtype.itemsize
-    return {"batch": 1, "rows": workspace.chunk_length(row_bytes)}
+    return {"batch": 1, "rows": workspace.part_length(row_bytes)}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -84,7 +83,7 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 10 * math.prod(operands.locations.shape[:-1]) * operands.value.shape[-1]
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> Any:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> Any:
     """The bytes of the reference's samples."""
     locations = operands.locations
     return math.prod(locations.shape[:-1]) * operands.value.shape[-1] * locations.dtype.itemsize
@@ -135,28 +134,17 @@ def _first(origin: Origin) -> jax.Array:
 
 
 def _call(
-    name: str,
-    *operands: jax.Array,
-    spec: Spec,
-    results: Sequence[tuple[Sequence[int], DTypeLike]],
-    **attributes: bool,
+    name: str, *operands: jax.Array, spec: Spec, results: Sequence[tuple[Sequence[int], DTypeLike]], **attributes: Any
 ) -> Sequence[jax.Array]:
-    return extension.call(name, *operands, results=results, **_attributes(spec), **attributes)
-
-
-def _attributes(spec: Spec) -> dict[str, Any]:
-    if not isinstance(spec, DCNv3Window):
-        return {"window": False, "discrete": spec.discrete, "levels": np.array(spec.levels, np.int64).reshape(-1)}
-    (top, _), (left, _) = spec.padding
-    return {
-        "window": True,
-        "kernel_size": np.array(spec.kernel_size, np.int64),
-        "strides": np.array(spec.strides, np.int64),
-        "padding": np.array((top, left), np.int64),
-        "kernel_dilation": np.array(spec.kernel_dilation, np.int64),
-        "offset_scale": spec.offset_scale,
-        "remove_center": spec.remove_center,
-    }
+    attributes["window"] = isinstance(spec, DCNv3Window)
+    if isinstance(spec, DCNv3Window):
+        sizes = {name: getattr(spec, name) for name in ("kernel_size", "strides", "kernel_dilation")}
+        sizes["padding"] = [low for low, _ in spec.padding]
+        attributes |= {key: np.array(values, np.int64) for key, values in sizes.items()}
+        attributes |= {"offset_scale": spec.offset_scale, "remove_center": spec.remove_center}
+    else:
+        attributes |= {"discrete": spec.discrete, "levels": np.array(spec.levels, np.int64).reshape(-1)}
+    return extension.call(name, *operands, results=results, **attributes)
 
 
 deform_aggregation = Operator[Spec](
@@ -169,10 +157,10 @@ deform_aggregation = Operator[Spec](
     tangent=None,
     cotangent=cotangent,
     flops=flops,
-    samples=samples,
+    sample_bytes=sample_bytes,
     axes=axes,
     keywords=keywords,
-    part_lengths=reference_chunk,
+    part_lengths=part_lengths,
     shared={},
     linear=("value", "weights"),
     user_names=user_names,

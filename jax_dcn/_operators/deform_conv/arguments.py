@@ -53,7 +53,7 @@ class Operands(NamedTuple, Generic[A]):
     mask: A | None
 
 
-class Problem(NamedTuple):
+class CanonicalCall(NamedTuple):
     operands: Operands[jax.Array]
     spec: Spec
 
@@ -75,13 +75,12 @@ def canonicalize(
     preferred_element_type: DTypeLike | None = None,
     deterministic: bool | None = None,
     backend: Backend = None,
-) -> Problem:
-    """The problem of a convolution of images of `dims` axes."""
+) -> CanonicalCall:
+    """The canonical call of a convolution of images of `dims` axes."""
     formats = FORMATS[dims]
     data_format = formats[0] if data_format is None else data_format
     _validation.choice("data_format", data_format, formats)
-    _validation.choice("deterministic", deterministic, (None, True, False))
-    _validation.choice("backend", backend, (None, "fused", "im2col", "reference"))
+    _validation.run_options(deterministic, backend, (None, "fused", "im2col", "reference"))
     first = data_format == formats[1]
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)
@@ -126,7 +125,7 @@ def canonicalize(
         None if bias is None else bias.astype(wide),
         None if mask is None else mask.astype(wide),
     )
-    return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
+    return CanonicalCall(Operands(*jax_internals.vary_alike(operands)), spec)
 
 
 def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:
@@ -186,9 +185,9 @@ def channels_first(array: jax.Array, dims: int) -> jax.Array:
     return jnp.moveaxis(array, -1, -dims - 1)
 
 
-def in_one_column(problem: Problem) -> Problem:
-    """The problem of signals as one of images of one column, whose offsets have a horizontal coordinate of zero."""
-    (x, offset, weight, bias, mask), spec = problem
+def in_one_column(call: CanonicalCall) -> CanonicalCall:
+    """A convolution of signals as one of images of one column, whose offsets have a horizontal coordinate of zero."""
+    (x, offset, weight, bias, mask), spec = call
     operands = Operands(
         jnp.expand_dims(x, -2),
         jnp.expand_dims(
@@ -199,4 +198,4 @@ def in_one_column(problem: Problem) -> Problem:
         None if mask is None else jnp.expand_dims(mask, -2),
     )
     strides, padding, dilation = (*spec.strides, 1), (*spec.padding, (0, 0)), (*spec.kernel_dilation, 1)
-    return Problem(operands, replace(spec, strides=strides, padding=padding, kernel_dilation=dilation))
+    return CanonicalCall(operands, replace(spec, strides=strides, padding=padding, kernel_dilation=dilation))

@@ -1,4 +1,4 @@
-"""The XLA custom calls of the convolution, one function each: operands and static parameters in, arrays out.
+"""The XLA custom calls of the im2col path, one function each: operands and static parameters in, arrays out.
 
 All arrays have one batch dimension. The handlers are in lib/deform_conv/handlers*.cc.
 """
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward, FusedCudaWeight
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
 from jax_dcn._primitive import extension
@@ -45,7 +44,7 @@ def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) ->
 
 def sample(x: jax.Array, samples: Samples) -> jax.Array:
     """The columns [n, rows, columns, K, Cin], of x's type."""
-    (columns,) = _call("dcn_sample", x, *_positions(samples), samples=samples, results=[_columns(x, samples)])
+    (columns,) = call("dcn_sample", x, *positions(samples), samples=samples, results=[_columns(x, samples)])
     return columns
 
 
@@ -58,9 +57,9 @@ def sample_tangents(
     """
     present = {name: tangents[name] for name in ("x", "offset", "mask") if name in tangents}
     (*pixels, channels), dtype = _columns(x, samples)
-    (out,) = _call(
+    (out,) = call(
         "dcn_sample_tangents",
-        *(x, *_positions(samples), *present.values()),
+        *(x, *positions(samples), *present.values()),
         samples=samples,
         results=[((*pixels, 2 if columns_requested else 1, channels), dtype)],
         columns_requested=columns_requested,
@@ -82,27 +81,27 @@ def offset_cotangent(
     Also "columns", if requested, which need the same reads of x.
     """
     requested = [name for name in ("offset", "mask") if name in d_positions]
-    operands = x, *_positions(samples), d_columns
-    results = _position_results(samples, requested)
+    operands = x, *positions(samples), d_columns
+    results = position_results(samples, requested)
     if columns_requested:
         results["columns"] = _columns(x, samples)
-    cotangents = _call(
+    cotangents = call(
         "dcn_offset_cotangent",
         *(*operands, *(d_positions[name] for name in requested)),
         samples=samples,
         results=list(results.values()),
         aliases={len(operands) + k: k for k in range(len(requested))},
         columns_requested=columns_requested,
-        **_requests(requested),
+        **{f"{name}_requested": name in requested for name in ("offset", "mask")},
     )
     return dict(zip(results, cotangents, strict=True))
 
 
 def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
     """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place, on a CPU."""
-    operands = *_positions(samples), d_columns, d_x
+    operands = *positions(samples), d_columns, d_x
     results = [(d_x.shape, d_x.dtype)]
-    (out,) = _call("dcn_cpu_x_cotangent", *operands, samples=samples, results=results, aliases={3: 0})
+    (out,) = call("dcn_cpu_x_cotangent", *operands, samples=samples, results=results, aliases={3: 0})
     return out
 
 
@@ -119,11 +118,8 @@ def sort_samples(x: jax.Array, samples: Samples) -> SortedSamples:
     (images, _), itemsize = samples.size, samples.offset.dtype.itemsize
     groups, taps = groups_and_taps(samples.offset, samples.kernel_size)
     shapes = sorted_shapes((images, groups), math.prod(samples.shape[1:]) * taps, x.shape[1:-1], itemsize)
-    sorted_samples, cell_start, _ = _call(
-        "dcn_sort_samples",
-        *(x, *_positions(samples)),
-        samples=samples,
-        results=[(shape, jnp.int32) for shape in shapes],
+    sorted_samples, cell_start, _ = call(
+        "dcn_sort_samples", *(x, *positions(samples)), samples=samples, results=[(shape, jnp.int32) for shape in shapes]
     )
     return SortedSamples(sorted_samples, cell_start, samples.start)
 
@@ -147,103 +143,7 @@ def gather_samples(samples: Samples, sorted_samples: SortedSamples, d_columns: j
     return out
 
 
-def fused_forward(
-    x: jax.Array,
-    samples: Samples,
-    weight: jax.Array,
-    bias: jax.Array,
-    *,
-    feature_group_count: int,
-    tile: FusedCudaForward,
-    dtype: DTypeLike,
-) -> jax.Array:
-    """The result [n, rows, columns, Cout], of `dtype`, by weight [Cout, K, Cin/groups] and a float32 bias [Cout]."""
-    (y,) = _call(
-        "dcn_fused_forward",
-        *(x, *_positions(samples), weight, bias),
-        samples=samples,
-        results=[((*samples.offset.shape[:3], weight.shape[0]), dtype)],
-        feature_group_count=feature_group_count,
-        tile_features=tile.tile_features,
-        warps=tile.warps,
-    )
-    return y
-
-
-def cpu_fused_forward(
-    x: jax.Array,
-    samples: Samples,
-    weight: jax.Array,
-    bias: jax.Array,
-    *,
-    feature_group_count: int,
-    workspace_size: int,
-    dtype: DTypeLike,
-) -> jax.Array:
-    """The result [n, rows, columns, Cout], of `dtype`, by weight [kh, kw, Cin/groups, Cout] and a float32 bias."""
-    kh, kw, group_channels, features = weight.shape
-    y, _ = _call(
-        "dcn_cpu_fused_forward",
-        *(x, *_positions(samples), weight.reshape(kh * kw, group_channels, features), bias),
-        samples=samples,
-        results=[((*samples.offset.shape[:3], features), dtype), ((workspace_size,), jnp.float32)],
-        feature_group_count=feature_group_count,
-    )
-    return y
-
-
-def cpu_fused_cotangents(
-    x: jax.Array,
-    samples: Samples,
-    weight: jax.Array,
-    d_y: jax.Array,
-    *,
-    feature_group_count: int,
-    division: FusedCpu,
-    requested: Sequence[str],
-) -> dict[str, jax.Array]:
-    """The requested cotangents: of x, in its type, and of offset, mask and weight, in float32."""
-    kh, kw, group_channels, features = weight.shape
-    flat_weight = weight.reshape(kh * kw, group_channels, features)
-    results: dict[str, Array] = {"x": (x.shape, x.dtype)} if "x" in requested else {}
-    results |= _position_results(samples, requested)
-    if "weight" in requested:
-        results["weight"] = (flat_weight.shape, jnp.float32)
-    results["workspace"] = ((division.workspace_size,), jnp.float32)
-    cotangents = _call(
-        "dcn_cpu_fused_cotangents",
-        *(x, *_positions(samples), flat_weight, d_y),
-        samples=samples,
-        results=list(results.values()),
-        feature_group_count=feature_group_count,
-        workspace_requested=True,
-        num_splits=division.num_splits,
-        num_planes=division.num_planes,
-        **{f"{name}_requested": name in results for name in ("x", "offset", "mask", "weight")},
-    )
-    out = dict(zip(results, cotangents, strict=True))
-    return {name: out[name].reshape(weight.shape) if name == "weight" else out[name] for name in requested}
-
-
-def fused_weight_cotangent(
-    x: jax.Array, samples: Samples, d_y: jax.Array, *, feature_group_count: int, tile: FusedCudaWeight
-) -> jax.Array:
-    """Partial sums of the cotangent of the weight, in float32: [num_splits, K, Cin/groups, Cout]."""
-    _, taps = groups_and_taps(samples.offset, samples.kernel_size)
-    (partial_sums,) = _call(
-        "dcn_fused_weight_cotangent",
-        *(x, *_positions(samples), d_y),
-        samples=samples,
-        results=[((tile.num_splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32)],
-        feature_group_count=feature_group_count,
-        tile_features=tile.tile_features,
-        warps=tile.warps,
-        has_one_sample=tile.has_one_sample,
-    )
-    return partial_sums
-
-
-def _call(
+def call(
     name: str,
     *operands: jax.Array,
     samples: Samples,
@@ -269,7 +169,8 @@ def _call(
     )
 
 
-def _positions(samples: Samples) -> tuple[jax.Array, jax.Array]:
+def positions(samples: Samples) -> tuple[jax.Array, jax.Array]:
+    """The operands that locate samples: offset, and where in the output and in offset they begin."""
     (image, row), (first_row, first_column) = samples.start, samples.origin
     origin = image, first_row + row, first_column, row
     return samples.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in origin])
@@ -280,11 +181,8 @@ def _columns(x: jax.Array, samples: Samples) -> Array:
     return (*samples.shape, taps, x.shape[-1]), x.dtype
 
 
-def _position_results(samples: Samples, requested: Sequence[str]) -> dict[str, Array]:
+def position_results(samples: Samples, requested: Sequence[str]) -> dict[str, Array]:
+    """The shapes and types of those cotangents of offset and mask that are requested."""
     offset = samples.offset
     shapes = {"offset": offset.shape, "mask": (*offset.shape[:-1], offset.shape[-1] // 2)}
     return {name: (shape, offset.dtype) for name, shape in shapes.items() if name in requested}
-
-
-def _requests(requested: Sequence[str]) -> dict[str, bool]:
-    return {f"{name}_requested": name in requested for name in ("offset", "mask")}

@@ -5,12 +5,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.arguments import (
-    FORMATS,
-    canonicalize,
-    channels_first,
-    in_one_column,
-)
+from jax_dcn._operators.deform_conv.arguments import FORMATS, canonicalize, channels_first, in_one_column
 from jax_dcn._operators.deform_conv.primitive import deform_conv, deform_conv_of_volumes
 from jax_dcn._types import Backend, Padding, Pair, Sizes
 
@@ -67,7 +62,7 @@ def deform_conv2d(
     columns of offset and mask, by features of weight and bias, and by channels of x if there are groups. Operands that
     are sharded otherwise are gathered.
 
-    Two paths exist. The im2col path samples columns, which XLA multiplies, in chunks; it takes every call. The kernels
+    Two paths exist. The im2col path samples columns, which XLA multiplies, in parts; it takes every call. The kernels
     of the fused path sample and multiply without storing the columns. On CUDA they compute the forward and the gradient
     of weight on tensor cores, where this holds:
 
@@ -88,7 +83,7 @@ def deform_conv2d(
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Ho, Wo, G·K·2], dy before dx, in input pixels. Positions are computed in float32 or wider.
+      offset: [..., Ho, Wo, G·K·2], dy before dx, in pixels of x. Positions are computed in float32 or wider.
       weight: [kh, kw, Cin/groups, Cout]. x and weight are promoted to their common type.
       bias: [Cout], or None.
       mask: [..., Ho, Wo, G·K], used without a sigmoid or clipping, or None for ones.
@@ -208,8 +203,8 @@ def deform_conv3d(
     kd·kh·kw; the last axis of the kernel is innermost. The derivatives, and what NaN and infinite offsets do, are those
     of `deform_conv2d`, for each coordinate.
 
-    The kernels of `grid_sample` sample the columns and compute the cotangents, a chunk of planes or of volumes at a
-    time; XLA multiplies. No fused kernels exist, and tangents are evaluated in `jax.numpy`, also in chunks. The
+    The kernels of `grid_sample` sample the columns and compute the cotangents, a part of the planes or volumes at a
+    time; XLA multiplies. No fused kernels exist, and tangents are evaluated in `jax.numpy`, also in parts. The
     workspace does not grow with the batch.
 
     Args:
@@ -253,9 +248,9 @@ def _convolution(
     **options: Unpack[Options],
 ) -> jax.Array:
     """The convolution of images of `dims` axes, by all arguments of the functions above."""
-    problem = canonicalize(dims, x, offset, weight, bias, mask, **options)
+    call = canonicalize(dims, x, offset, weight, bias, mask, **options)
     convolve = deform_conv_of_volumes if dims == 3 else deform_conv
-    operands, spec = in_one_column(problem) if dims == 1 else problem
+    operands, spec = in_one_column(call) if dims == 1 else call
     y = convolve(operands, spec=spec, backend=options["backend"])
     y = y.squeeze(-2) if dims == 1 else y
     return channels_first(y, dims) if options["data_format"] == FORMATS[dims][1] else y

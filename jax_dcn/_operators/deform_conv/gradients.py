@@ -21,7 +21,7 @@ def deform_conv2d_input_grad(
     mask: ArrayLike | None = None,
     **options: Unpack[Options],
 ) -> jax.Array:
-    """The gradient of a deformable convolution in its input, and nothing else.
+    """The gradient of a deformable convolution in x, and nothing else.
 
     Args:
       cotangent: the cotangent of the result, with the result's shape.
@@ -123,23 +123,19 @@ def _gradient(
     options: Options,
 ) -> jax.Array:
     function = f"deform_conv2d_{'input' if name == 'x' else name}_grad"
-    _validation.keywords(function, options, Options.__annotations__)
-    problem = canonicalize(2, x, offset, weight, None, mask, **options)
+    _validation.known_keywords(function, options, Options.__annotations__)
+    call = canonicalize(2, x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
     cotangent = _validation.array("cotangent", cotangent)
-    expected = result(problem.operands, spec=problem.spec).shape
+    expected = result(call.operands, spec=call.spec).shape
     if first:
         expected = (*expected[:-3], expected[-1], *expected[-3:-1])
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
-    cotangent = (channels_last(cotangent, 2) if first else cotangent).astype(problem.spec.dtype)
-    *operands, ct = jax_internals.vary_alike([*problem.operands, cotangent])
+    cotangent = (channels_last(cotangent, 2) if first else cotangent).astype(call.spec.dtype)
+    *operands, ct = jax_internals.vary_alike([*call.operands, cotangent])
     gradient = deform_conv.cotangents(
-        Operands(*operands),
-        cotangent=ct,
-        requested=(name,),
-        spec=problem.spec,
-        backend=options.get("backend"),
+        Operands(*operands), cotangent=ct, requested=(name,), spec=call.spec, backend=options.get("backend")
     )[name]
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient, 2)

@@ -1,4 +1,4 @@
-"""The im2col path: custom calls sample columns and XLA multiplies them, one chunk of rows or of images at a time.
+"""The im2col path: custom calls sample columns and XLA multiplies them, one part of the output at a time.
 
 The calls are those of `custom_calls`, or for volumes, whose rows are planes, those of `volumes`.
 """
@@ -20,11 +20,11 @@ from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.custom_calls import Samples, SortedSamples
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import Im2col
-from jax_dcn._primitive.chunks import filled, fold, read_chunk, write_chunk
+from jax_dcn._primitive.parts import filled, fold, read_part, write_part
 from jax_dcn._primitive.promotion import sum_dtype
 
 # The initial values of the arrays of results, which are overwritten; gradients start from 0. XLA for CPUs ignores the
-# barrier of `chunks.filled`, so it would make one array for results with equal initial values, and copy it.
+# barrier of `parts.filled`, so it would make one array for results with equal initial values, and copy it.
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
@@ -34,11 +34,11 @@ def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array
     (x, _, weight, bias, _), spec, _ = convolution
     calls = _calls(spec)
 
-    def part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
+    def of_part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
         part = _product(calls.sample(pixels[0], samples), weight, spec)
         return part if bias is None else part + bias
 
-    return _with_parts(convolution, choices, fill, [x], part)
+    return _in_parts(convolution, choices, fill, [x], of_part)
 
 
 def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices: Im2col) -> jax.Array:
@@ -48,16 +48,16 @@ def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices
     # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
     factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=spec.dims)
 
-    def part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
+    def of_part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
         x, *d_x = pixels
         of_samples = {**tangents, "x": d_x[0]} if d_x else tangents
         columns = calls.sample_tangents(x, samples, of_samples, columns_requested="weight" in tangents)
-        *place, taps, parts, channels = columns.shape
-        part = _product(columns.reshape(*place, taps * parts, channels), factors, spec)
+        *place, taps, arrays, channels = columns.shape
+        part = _product(columns.reshape(*place, taps * arrays, channels), factors, spec)
         return part + tangents["bias"] if "bias" in tangents else part
 
     images = [x, tangents["x"]] if "x" in tangents else [x]
-    return _with_parts(convolution, choices, TANGENT_FILL, images, part)
+    return _in_parts(convolution, choices, TANGENT_FILL, images, of_part)
 
 
 def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> Cotangents:
@@ -66,9 +66,9 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
 
 
 class _CotangentSums:
-    """Computes cotangents chunk by chunk.
+    """Computes cotangents part by part.
 
-    The methods `add_...` take the cotangents so far, by name, and return them with those of a chunk: of the images, or
+    The methods `add_...` take the cotangents so far, by name, and return them with those of a part: of the images, or
     of the rows of these images, from a first one on.
     """
 
@@ -100,7 +100,7 @@ class _CotangentSums:
         return {name: filled(self.d_y, *shapes[name]) for name in shapes if name in self.requested}
 
     def add_sorted_images(self, first: ArrayLike, count: int, out: Cotangents) -> Cotangents:
-        """Sorts the samples of all chunks of these images at once."""
+        """Sorts the samples of all parts of these images at once."""
         x, offset, *_ = self.convolution.operands
         all_rows = self.convolution.samples_at((first, 0), (count, offset.shape[1]))
         add = partial(self.add_images, sorted_samples=custom_calls.sort_samples(x, all_rows))
@@ -112,34 +112,29 @@ class _CotangentSums:
         (x, offset, weight, _, _), choices, rows = self.convolution.operands, self.choices, self.d_y.shape[1]
         offset_groups, _ = groups_and_taps(offset, weight.shape[:-2])
         d_x = out.get("x")
-        if d_x is not None and choices.x_sums:  # the chunk's sums take the place of the result, until they are rounded
+        if d_x is not None and choices.x_sums:  # the part's sums take the place of the result, until they are rounded
             out = out | {"x": filled(x, (count, *x.shape[1:]), offset.dtype)}
-        chunk = _Images(image, count, self.calls.images_of(x, image, count, offset_groups))
+        part = _Images(image, count, self.calls.images_of(x, image, count, offset_groups))
         if choices.sorted_rows:
-            out = fold(partial(self.add_sorted_rows, chunk), rows, choices.sorted_rows, out)
+            out = fold(partial(self.add_sorted_rows, part), rows, choices.sorted_rows, out)
         else:
-            out = fold(partial(self.add_rows, chunk, sorted_samples), rows, choices.rows, out)
+            out = fold(partial(self.add_rows, part, sorted_samples), rows, choices.rows, out)
         if d_x is not None and choices.x_sums:
-            out = out | {"x": write_chunk(d_x, out["x"].astype(choices.x_dtype), (image, 0))}
+            out = out | {"x": write_part(d_x, out["x"].astype(choices.x_dtype), (image, 0))}
         return out
 
-    def add_sorted_rows(self, chunk: "_Images", first: ArrayLike, height: int, out: Cotangents) -> Cotangents:
-        """Sorts the samples of all chunks of these rows at once."""
-        samples = self.convolution.samples_at((chunk.first, first), (chunk.num_images, height))
+    def add_sorted_rows(self, part: "_Images", first: ArrayLike, height: int, out: Cotangents) -> Cotangents:
+        """Sorts the samples of all parts of these rows at once."""
+        samples = self.convolution.samples_at((part.first, first), (part.num_images, height))
         sorted_samples = custom_calls.sort_samples(self.convolution.operands.x, samples)
-        return fold(partial(self.add_rows, chunk, sorted_samples), height, self.choices.rows, out, first)
+        return fold(partial(self.add_rows, part, sorted_samples), height, self.choices.rows, out, first)
 
     def add_rows(
-        self,
-        chunk: "_Images",
-        sorted_samples: SortedSamples | None,
-        row: ArrayLike,
-        height: int,
-        out: Cotangents,
+        self, part: "_Images", sorted_samples: SortedSamples | None, row: ArrayLike, height: int, out: Cotangents
     ) -> Cotangents:
         (_, _, weight, _, _), spec, _ = self.convolution
-        start, size = (chunk.first, row), (chunk.num_images, height)
-        samples, d_y = self.convolution.samples_at(start, size), read_chunk(self.d_y, start, size)
+        start, size = (part.first, row), (part.num_images, height)
+        samples, d_y = self.convolution.samples_at(start, size), read_part(self.d_y, start, size)
         out, columns = dict(out), None
         if self.positions or "x" in out:
             d_columns = _columns_cotangent(d_y, weight, spec, self.choices.columns_dtype)
@@ -148,11 +143,11 @@ class _CotangentSums:
             if self.positions:
                 d_positions = {name: out[name] for name in self.positions}
                 out |= self.calls.offset_cotangent(
-                    chunk.pixels, samples, d_columns, d_positions, columns_requested="weight" in out
+                    part.pixels, samples, d_columns, d_positions, columns_requested="weight" in out
                 )
                 columns = out.pop("columns", None)
         if "weight" in out:
-            columns = self.calls.sample(chunk.pixels, samples) if columns is None else columns
+            columns = self.calls.sample(part.pixels, samples) if columns is None else columns
             out["weight"] += _weight_cotangent(d_y, columns, spec, self.choices)
         return out
 
@@ -169,7 +164,7 @@ class _CotangentSums:
 
 
 class _Images(NamedTuple):
-    """A chunk of images."""
+    """A part of the images."""
 
     first: ArrayLike
     num_images: int
@@ -180,14 +175,14 @@ def _calls(spec: Spec) -> ModuleType:
     return volumes if spec.dims == 3 else custom_calls
 
 
-def _with_parts(
+def _in_parts(
     convolution: Convolution,
     choices: Im2col,
     fill: float,
     arrays: Sequence[jax.Array],
-    part: Callable[[Sequence[jax.Array], Samples], jax.Array],
+    of_part: Callable[[Sequence[jax.Array], Samples], jax.Array],
 ) -> jax.Array:
-    """A result, of which `part` computes a chunk at a time, not rounded, from its samples and images of `arrays`."""
+    """A result in parts, which `of_part` computes without rounding, from images of `arrays` and the samples."""
     (x, offset, weight, _, _), spec, _ = convolution
     groups, _ = groups_and_taps(offset, weight.shape[:-2])
 
@@ -196,8 +191,8 @@ def _with_parts(
 
         def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
             start = (image, row)
-            chunk = part(pixels, convolution.samples_at(start, (count, height)))
-            return write_chunk(y, chunk.astype(y.dtype), start)
+            part = of_part(pixels, convolution.samples_at(start, (count, height)))
+            return write_part(y, part.astype(y.dtype), start)
 
         return fold(rows_at, y.shape[1], choices.rows, y)
 

@@ -1,4 +1,4 @@
-"""The parameters of the im2col path: chunks that fit into a budget of workspace, and what a GPU sorts at a time."""
+"""The parameters of the im2col path: parts that fit into a budget of workspace, and what a GPU sorts at a time."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -11,40 +11,41 @@ from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
 from jax_dcn._operators.sampling.primitive import sort_words
-from jax_dcn._primitive.chunks import balanced
+from jax_dcn._primitive.parts import balanced
 from jax_dcn._primitive.plan import counted
 from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-# Workspace budget of a chunk, per array of columns or of their cotangents. That of a CPU keeps a chunk in its caches.
+# Workspace budget of a part, per array of columns or of their cotangents. That of a CPU keeps a part in its caches.
 # A GPU needs large products to be fast: 96 MiB are better than 64 MiB and than half of the L2 cache by the estimates of
 # commit a4229b8 for six GPUs. They were not measured.
 COLUMN_BYTES = {"cpu": 8 * 2**20, "cuda": 96 * 2**20}
-REFERENCE_PART = 16  # of two arrays: the columns in derivatives of the reference, which hold up to 25 such arrays
-SORT_BYTES = 64 * 2**20  # the most that the sorted samples of several images may take, on CUDA
+REFERENCE_DIVISOR = 16  # of two budgets: derivatives of the reference hold up to 25 arrays of the size of the columns
+# The most that the samples of a convolution that are sorted at a time on a GPU may take, if they are several images.
+CONVOLUTION_SORT_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Im2col:
-    """The chunks of the im2col path: how many images, or else how many rows of one image."""
+    """The parts of the im2col path: how many images, or else how many rows of one image."""
 
     images: int
     rows: int
     columns_dtype: Any  # of the cotangent of the columns
     x_dtype: Any = None  # of the cotangent of x
     x_sums: bool = False  # whether its sums have an array of their own: of another dtype, and not rounded by the kernel
-    # What a GPU sorts at a time, for several chunks: the samples of whole images, or else of rows of one image.
+    # What a GPU sorts at a time, for several parts: the samples of whole images, or else of rows of one image.
     sorted_images: int = 0
     sorted_rows: int = 0
-    # Of volumes, whose samples it sorts chunk by chunk: 32-bit elements per output plane, and per volume.
+    # Of volumes, whose samples it sorts part by part: 32-bit elements per output plane, and per volume.
     sort_row: int = 0
     sort_image: int = 0
     stores_transposes: bool = False  # XLA's fast products for CPUs do not take a transposed first operand
 
     def __str__(self) -> str:
-        chunk = counted(self.images, "image") if self.images > 1 else counted(self.rows, "row")
-        return f"{chunk} at a time"
+        part = counted(self.images, "image") if self.images > 1 else counted(self.rows, "row")
+        return f"{part} at a time"
 
 
 def forward(problem: Problem) -> Im2col:
@@ -58,17 +59,17 @@ def tangent(active: Collection[str], problem: Problem) -> Im2col:
     arrays = 2 if "weight" in active else 1  # of the size of the columns
     budget = arrays * COLUMN_BYTES[problem.target.platform]
     if problem.spec.dims == 3:  # evaluated in jax.numpy
-        arrays *= REFERENCE_PART
+        arrays *= REFERENCE_DIVISOR
     row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
     images, rows = _fitting(problem.offset, row_bytes, budget)
     return Im2col(images, rows, problem.offset.dtype)
 
 
-def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
+def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
     """The images and rows whose columns are held at a time in derivatives of the reference."""
     x, offset, weight, _, _ = operands
     row_bytes = row_pixels(offset) * pixel_columns(x, weight) * offset.dtype.itemsize
-    images, rows = _fitting(offset, row_bytes, 2 * COLUMN_BYTES[target.platform] // REFERENCE_PART)
+    images, rows = _fitting(offset, row_bytes, 2 * COLUMN_BYTES[target.platform] // REFERENCE_DIVISOR)
     first_axis, *_ = OUTPUT_AXES[len(x.shape) - 2]
     return {"batch": images, first_axis: rows}
 
@@ -102,7 +103,7 @@ def gradients(requested: Collection[str], all_reduced: Collection[str], problem:
         images, rows = 1, min(rows, most_rows)
         sorted_rows = most_rows // rows * rows
     elif sorts and not of_volumes:
-        most_images = SORT_BYTES // max(_sort_bytes(rows_of_image, problem), 1)
+        most_images = CONVOLUTION_SORT_BYTES // max(_sort_bytes(rows_of_image, problem), 1)
         images = balanced(images, most_images)
         sorted_images = images * balanced(-(-offset.shape[0] // images), most_images // images)
     return Im2col(
@@ -120,7 +121,7 @@ def gradients(requested: Collection[str], all_reduced: Collection[str], problem:
 
 
 def workspace_bytes(computation: str, choices: Im2col, problem: Problem) -> int:
-    """The bytes of a chunk's columns or their cotangents, and of what the gradient of x sums and sorts."""
+    """The bytes of a part's columns or their cotangents, and of what the gradient of x sums and sorts."""
     offset = problem.offset
     images, rows = _at_most(choices.images, offset.shape[0]), _at_most(choices.rows, offset.shape[1])
     columns = images * rows * problem.column_row
@@ -149,7 +150,7 @@ def sorted_shapes(
 def _fitting(offset: Shaped, row_bytes: Any, budget: int, image_bytes: Any = 0) -> tuple[int, int]:
     """The most images, or rows of one image, that fit into `budget` bytes. Symbolic sizes get one row.
 
-    Rows get half of the budget where an image itself leaves less: each chunk of rows visits all pixels of its image.
+    Rows get half of the budget where an image itself leaves less: each part of rows visits all pixels of its image.
     """
     images, rows = offset.shape[:2]
     if not isinstance(rows * row_bytes + image_bytes, int):
@@ -198,14 +199,14 @@ def _sort_bytes(rows: Any, problem: Problem) -> Any:
 
 
 def _most_sorted_rows(problem: Problem) -> int | None:
-    """As many rows of an image as SORT_BYTES have room for; None for all."""
+    """As many rows of an image as CONVOLUTION_SORT_BYTES has room for; None for all."""
     without, with_all = _sort_bytes(0, problem), _sort_bytes(problem.offset.shape[1], problem)
     if not isinstance(with_all, int):
         return 1
-    if with_all <= SORT_BYTES:
+    if with_all <= CONVOLUTION_SORT_BYTES:
         return None
-    return max((SORT_BYTES - without) // (_sort_bytes(1, problem) - without), 1)
+    return max((CONVOLUTION_SORT_BYTES - without) // (_sort_bytes(1, problem) - without), 1)
 
 
-def _at_most(chunk: int, size: Any) -> int:
-    return min(chunk, size) if isinstance(size, int) else chunk
+def _at_most(length: int, size: Any) -> int:
+    return min(length, size) if isinstance(size, int) else length

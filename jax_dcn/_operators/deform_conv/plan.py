@@ -89,7 +89,7 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 2 * columns * (weight.shape[-1] // spec.feature_group_count) + 2 * 2**spec.dims * columns
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> int:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the columns of the whole batch, in the type of sums."""
     x, offset, weight, _, _ = operands
     return math.prod(offset.shape[:-1]) * pixel_columns(x, weight) * offset.dtype.itemsize
@@ -127,8 +127,8 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     fused = [name for name in paths if name not in by_im2col]
     plans: dict[str, ComputationPlan] = {}
     if by_im2col:
-        chunks = im2col_plan.gradients(by_im2col, all_reduced, problem)
-        plans |= {name: _im2col_plan(name, paths[name][1], chunks, problem) for name in by_im2col}
+        shared = im2col_plan.gradients(by_im2col, all_reduced, problem)
+        plans |= {name: _im2col_plan(name, paths[name][1], shared, problem) for name in by_im2col}
     if fused:
         choices: Any
         if platform == "cpu":

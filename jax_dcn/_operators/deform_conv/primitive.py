@@ -16,13 +16,12 @@ from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES, groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import Im2col
 from jax_dcn._operators.deform_conv.reference import reference
+from jax_dcn._primitive.chain import Arrays
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, Plans
 from jax_dcn._types import Shaped
 
-Arrays = Mapping[str, jax.Array]
-Plans = Mapping[str, ComputationPlan]
 Origin = tuple[ArrayLike, ...]
 
 
@@ -88,13 +87,13 @@ def _tangent_by_kernels(
 
 def _cotangent_by_kernels(
     plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec, origin: Origin
-) -> dict[str, jax.Array]:
+) -> Arrays:
     """The planned cotangents, in the dtype of the sums; that of x in the planned dtype."""
     convolution = Convolution(operands, spec, origin)
     by_choices: dict[Any, list[str]] = {}
     for name, planned in plans.items():
         by_choices.setdefault(planned.choices, []).append(name)
-    out: dict[str, jax.Array] = {}
+    out: Arrays = {}
     for choices, names in by_choices.items():
         match choices:
             case Im2col():
@@ -133,10 +132,10 @@ def _operator(name: str, dims: int) -> Operator[Spec]:
         tangent=_tangent_by_kernels,
         cotangent=_cotangent_by_kernels,
         flops=plan.flops,
-        samples=plan.samples,
+        sample_bytes=plan.sample_bytes,
         axes=axes,
         keywords=keywords,
-        part_lengths=im2col_plan.reference_chunk,
+        part_lengths=im2col_plan.part_lengths,
         shared={"weight": dims + 2, "bias": 1},
         linear=plan.LINEAR,
     )

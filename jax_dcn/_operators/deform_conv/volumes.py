@@ -1,7 +1,7 @@
 """The columns of volumes and their derivatives, by the custom calls of the sampling: the functions of `custom_calls`.
 
 The sampling samples all channels of an image at the same points. So here an image is the channels of one offset group:
-x is [n·G, D, H, W, C/G], and its points are the taps of all output pixels of a chunk.
+x is [n·G, D, H, W, C/G], and its points are the taps of all output pixels of a part.
 """
 
 import math
@@ -18,21 +18,21 @@ from jax_dcn._operators.sampling import primitive as sampling
 from jax_dcn._operators.sampling.arguments import Operands
 from jax_dcn._operators.sampling.geometry import FAR, Spec
 from jax_dcn._operators.sampling.reference import reference
-from jax_dcn._primitive.chunks import read_chunk, write_chunk
+from jax_dcn._primitive.parts import read_part, write_part
 
 _Sampler = Callable[[jax.Array, jax.Array, Spec], jax.Array]
 
 
 def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) -> jax.Array:
     """x of `count` images from `start` on, as the functions below take it: [n·G, D, H, W, C/G]."""
-    images = _by_group(read_chunk(x, (start,), (count,)), offset_groups)
+    images = _by_group(read_part(x, (start,), (count,)), offset_groups)
     return images.reshape(count * offset_groups, *images.shape[2:])
 
 
 def sample(x: jax.Array, samples: Samples) -> jax.Array:
     """The columns [n, planes, rows, columns, K, C], of x's type."""
-    chunk = _Chunk(samples)
-    return chunk.columns(x, chunk.offset, chunk.mask, sampling.sample)
+    part = _Part(samples)
+    return part.columns(x, part.offset, part.mask, sampling.sample)
 
 
 def sample_tangents(
@@ -42,14 +42,14 @@ def sample_tangents(
 
     If the columns are requested, they follow the tangents: [n, planes, rows, columns, K, 2, C].
     """
-    chunk = _Chunk(samples)
-    values = {"x": x, "offset": chunk.offset} | ({} if chunk.mask is None else {"mask": chunk.mask})
+    part = _Part(samples)
+    values = {"x": x, "offset": part.offset} | ({} if part.mask is None else {"mask": part.mask})
     active = {name: tangents[name] for name in values if name in tangents}
-    active = {name: tangent if name == "x" else chunk.read(tangent) for name, tangent in active.items()}
+    active = {name: tangent if name == "x" else part.read(tangent) for name, tangent in active.items()}
 
     def columns(of_active: Mapping[str, jax.Array]) -> jax.Array:
         arrays = {**values, **of_active}
-        return chunk.columns(arrays["x"], arrays["offset"], arrays.get("mask"), _sampled_by_reference)
+        return part.columns(arrays["x"], arrays["offset"], arrays.get("mask"), _sampled_by_reference)
 
     value, tangent = jax.jvp(columns, ({name: values[name] for name in active},), (active,))
     return jnp.stack([tangent, value] if columns_requested else [tangent], -2)
@@ -67,38 +67,38 @@ def offset_cotangent(
 
     Also "columns", if requested.
     """
-    chunk = _Chunk(samples)
-    points, spec = chunk.points(chunk.offset, x.shape[1:-1])
-    wide = chunk.widened(x)
+    part = _Part(samples)
+    points, spec = part.points(part.offset, x.shape[1:-1])
+    wide = part.widened(x)
     out = {}
     if "offset" in d_positions:
-        d_points = sampling.locations_cotangent(wide, points, chunk.samples_cotangent(d_columns), spec)
-        out["offset"] = write_chunk(d_positions["offset"], chunk.offset_of(d_points), samples.start)
+        d_points = sampling.locations_cotangent(wide, points, part.samples_cotangent(d_columns), spec)
+        out["offset"] = write_part(d_positions["offset"], part.offset_of(d_points), samples.start)
     if "mask" in d_positions or columns_requested:
-        sampled = chunk.unflat(sampling.sample(wide, points, spec))
+        sampled = part.unflat(sampling.sample(wide, points, spec))
         if "mask" in d_positions:
-            d_mask = (sampled * _by_group(d_columns, chunk.groups)).sum(-1, dtype=points.dtype)
+            d_mask = (sampled * _by_group(d_columns, part.groups)).sum(-1, dtype=points.dtype)
             d_mask = _of_all_groups(d_mask)
-            out["mask"] = write_chunk(d_positions["mask"], d_mask, samples.start)
+            out["mask"] = write_part(d_positions["mask"], d_mask, samples.start)
         if columns_requested:
-            out["columns"] = chunk.masked(sampled, chunk.mask).astype(x.dtype)
+            out["columns"] = part.masked(sampled, part.mask).astype(x.dtype)
     return out
 
 
 def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
     """`d_x` [n, D, H, W, C], the sums of the images of these samples, with the contribution of these added."""
-    chunk = _Chunk(samples)
+    part = _Part(samples)
     *shape, channels = d_x.shape
-    points, spec = chunk.points(chunk.offset, shape[1:])
-    by_group = (shape[0] * chunk.groups, *shape[1:], channels // chunk.groups)
-    d_samples, sums = chunk.samples_cotangent(d_columns), (by_group, d_x.dtype)
+    points, spec = part.points(part.offset, shape[1:])
+    by_group = (shape[0] * part.groups, *shape[1:], channels // part.groups)
+    d_samples, sums = part.samples_cotangent(d_columns), (by_group, d_x.dtype)
     added = sampling.x_cotangent(points, d_samples, spec, sums=sums, workspace_size=workspace_size)
-    added = added.reshape(shape[0], chunk.groups, *by_group[1:])
+    added = added.reshape(shape[0], part.groups, *by_group[1:])
     return d_x + _of_all_groups(added)
 
 
-class _Chunk:
-    """The samples of a chunk: [n, planes, rows, columns] output pixels, G offset groups and K taps."""
+class _Part:
+    """The samples of a part of the output: [n, planes, rows, columns] output pixels, G offset groups and K taps."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -109,7 +109,7 @@ class _Chunk:
         self.flat_shape = (images * self.groups, math.prod(pixels) * self.taps)  # n·G, points
 
     def read(self, array: jax.Array) -> jax.Array:
-        return read_chunk(array, self.samples.start, self.samples.size)
+        return read_part(array, self.samples.start, self.samples.size)
 
     def widened(self, array: jax.Array) -> jax.Array:
         """The array, in the dtype of the mask if there is one, so that what it multiplies is not rounded before."""

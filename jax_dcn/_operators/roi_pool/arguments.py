@@ -100,8 +100,7 @@ def canonicalize(
 ) -> Operands[jax.Array]:
     """The canonical operands. classes: the number of classes that an offset has to be of; None for any number."""
     _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
-    _validation.choice("deterministic", deterministic, (None, True, False))
-    _validation.choice("backend", backend, (None, "reference"))
+    _validation.run_options(deterministic, backend)
     first = data_format == "NCHW"
     x = _validation.array("x", x)
     rois = _validation.coordinates("rois", rois)

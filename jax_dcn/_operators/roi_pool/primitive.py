@@ -5,7 +5,7 @@ lib/roi_pool/handlers.cc.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -17,10 +17,8 @@ from jax_dcn._operators.roi_pool.arguments import CONVENTIONS, Operands, Spec, c
 from jax_dcn._operators.roi_pool.reference import max_reference, reference
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Operator, Request
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, Plans
 from jax_dcn._types import Shaped
-
-Plans = Mapping[str, ComputationPlan]
 
 
 def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
@@ -72,50 +70,36 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 8 * _bins(operands.rois, spec) * points * _features(operands.x, spec)
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> int:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the reference's samples. An adaptive number of points makes profiles instead."""
     x, rois, _ = operands
     points = math.prod(spec.points) * _features(x, spec) if all(spec.points) else x.shape[-3]
     return _bins(rois, spec) * points * rois.dtype.itemsize
 
 
-def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
+def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec, name: str = "dcn_roi_pool") -> jax.Array:
     x, rois, offset = operands
     shape = (*rois.shape[:2], *spec.output_size, _features(x, spec))
-    return _call("dcn_roi_pool", x, rois, offset, spec=spec, shape=shape, dtype=x.dtype)
+    return _call(name, x, rois, offset, spec=spec, shape=shape, dtype=x.dtype)
 
 
-def cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec) -> dict[str, jax.Array]:
+def cotangent(
+    plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec, is_max: bool = False
+) -> dict[str, jax.Array]:
     """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
     x, rois, offset = operands
     call = partial(_call, spec=spec, dtype=rois.dtype)
     out = {}
-    if "x" in plans:
+    if "x" in plans and is_max:
+        # The row and the column of the largest point of each bin and feature: [2, n, R, out, out, C].
+        argmax = _call("dcn_roi_max_pool_argmax", x, rois, spec=spec, shape=(2, *ct.shape), dtype=jnp.int32)
+        out["x"] = call("dcn_roi_max_pool_x_cotangent", rois, ct, argmax, shape=x.shape)
+    elif "x" in plans:
         out["x"] = call("dcn_roi_pool_x_cotangent", rois, ct, offset, shape=x.shape)
     if "rois" in plans:
         out["rois"] = jnp.zeros_like(rois)
     if offset is not None and "offset" in plans:
         out["offset"] = call("dcn_roi_pool_offset_cotangent", x, rois, ct, offset, shape=offset.shape)
-    return out
-
-
-def max_forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
-    x, rois, _ = operands
-    shape = (*rois.shape[:2], *spec.output_size, x.shape[-1])
-    return _call("dcn_roi_max_pool", x, rois, spec=spec, shape=shape, dtype=x.dtype)
-
-
-def max_cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec) -> dict[str, jax.Array]:
-    """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
-    x, rois, _ = operands
-    out = {}
-    if "x" in plans:
-        # The row and the column of the largest point of each bin and feature: [2, n, R, out, out, C].
-        argmax = _call("dcn_roi_max_pool_argmax", x, rois, spec=spec, shape=(2, *ct.shape), dtype=jnp.int32)
-        name = "dcn_roi_max_pool_x_cotangent"
-        out["x"] = _call(name, rois, ct, argmax, spec=spec, shape=x.shape, dtype=rois.dtype)
-    if "rois" in plans:
-        out["rois"] = jnp.zeros_like(rois)
     return out
 
 
@@ -162,7 +146,7 @@ deform_roi_pool = _pooling(
     plan=plan,
     forward=forward,
     cotangent=cotangent,
-    samples=samples,
+    sample_bytes=sample_bytes,
     linear=("x",),
 )
 
@@ -171,8 +155,8 @@ deform_roi_max_pool = _pooling(
     "deform_roi_max_pool",
     reference=max_reference,
     plan=partial(plan, is_max=True),
-    forward=max_forward,
-    cotangent=max_cotangent,
-    samples=lambda operands, spec: 0,
+    forward=partial(forward, name="dcn_roi_max_pool"),
+    cotangent=partial(cotangent, is_max=True),
+    sample_bytes=lambda operands, spec: 0,
     linear=(),
 )

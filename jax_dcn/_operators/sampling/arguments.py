@@ -21,10 +21,9 @@ from jax_dcn._types import Shaped
 
 A = TypeVar("A", covariant=True)
 MAX_AXES = 3
-BACKENDS = (None, "reference")
 METHODS: dict[str, Method] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 PADDING_MODES: dict[str, Fold] = {"zeros": "none", "border": "clip", "reflection": "reflect"}
-FORMATS = {"NHWC": 2, "NCHW": 2, "NDHWC": 3, "NCDHW": 3}
+AXES_OF_FORMAT = {"NHWC": 2, "NCHW": 2, "NDHWC": 3, "NCDHW": 3}
 ORDERS: dict[int, Method] = {0: "rounded", 1: "linear"}
 MODES: dict[str, Outside] = {
     "constant": "zero",
@@ -42,7 +41,7 @@ class Operands(NamedTuple, Generic[A]):
     locations: A
 
 
-class Problem(NamedTuple):
+class CanonicalCall(NamedTuple):
     """Operands and a spec; the dimensions of the points are `points`, of which locations have the product."""
 
     operands: Operands[jax.Array]
@@ -51,26 +50,19 @@ class Problem(NamedTuple):
 
 
 def canonicalize_grid(
-    x: ArrayLike,
-    grid: ArrayLike,
-    *,
-    method: Any,
-    padding_mode: Any,
-    align_corners: Any,
-    data_format: Any,
-    backend: Any,
-) -> Problem:
-    """The problem of `grid_sample`; channels of x are moved to the end."""
+    x: ArrayLike, grid: ArrayLike, *, method: Any, padding_mode: Any, align_corners: Any, data_format: Any, backend: Any
+) -> CanonicalCall:
+    """The canonical call of `grid_sample`; channels of x are moved to the end."""
     _validation.choice("method", method, tuple(METHODS))
     _validation.choice("padding_mode", padding_mode, tuple(PADDING_MODES))
     _validation.choice("align_corners", align_corners, (True, False))
-    _validation.choice("data_format", data_format, (None, *FORMATS))
-    _validation.choice("backend", backend, BACKENDS)
+    _validation.choice("data_format", data_format, (None, *AXES_OF_FORMAT))
+    _validation.choice("backend", backend, _validation.BACKENDS)
     x, grid = _validation.array("x", x), _validation.coordinates("grid", grid)
     dims = grid.shape[-1] if grid.ndim else 0
     if dims not in (2, 3):
         raise ValueError(f"grid must have 2 or 3 coordinates (x, y[, z]) in its last dimension, got shape {grid.shape}")
-    if data_format and FORMATS[data_format] != dims:
+    if data_format and AXES_OF_FORMAT[data_format] != dims:
         raise ValueError(
             f"data_format must be that of an image of {dims} axes, as grid has {dims} coordinates, got {data_format!r}"
         )
@@ -97,17 +89,17 @@ def canonicalize_grid(
     else:
         spec = Spec(dims, METHODS[method], units, PADDING_MODES[padding_mode])
     points = grid.shape[len(leading) : -1]
-    return _problem(x, reshape(grid, (*leading, math.prod(points), dims)), spec, points)
+    return _canonical_call(x, reshape(grid, (*leading, math.prod(points), dims)), spec, points)
 
 
 def canonicalize_coordinates(
     x: jax.Array, coordinates: Sequence[jax.Array], *, order: Any, mode: Any, backend: Any
-) -> Problem:
-    """The problem of `map_coordinates`, for x with channels."""
+) -> CanonicalCall:
+    """The canonical call of `map_coordinates`, for x with channels."""
     spec = Spec(len(coordinates), ORDERS[order], outside=MODES[mode], planar=True)
     arrays = jnp.broadcast_arrays(*coordinates)
     points = arrays[0].shape
-    return _problem(x, jnp.stack([reshape(array, (math.prod(points),)) for array in arrays]), spec, points)
+    return _canonical_call(x, jnp.stack([reshape(array, (math.prod(points),)) for array in arrays]), spec, points)
 
 
 def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
@@ -135,8 +127,8 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
         raise ValueError(f"x must have fewer than 2**29 pixels along each axis, got shape {x.shape}")
 
 
-def _problem(x: jax.Array, locations: jax.Array, spec: Spec, points: tuple[int, ...]) -> Problem:
+def _canonical_call(x: jax.Array, locations: jax.Array, spec: Spec, points: tuple[int, ...]) -> CanonicalCall:
     data_dtype, wide = kernel_dtypes(x.dtype, locations.dtype)
     operands = (x.astype(data_dtype), locations.astype(wide))
     check_operands(Operands(*operands), spec)
-    return Problem(Operands(*jax_internals.vary_alike(operands)), spec, points)
+    return CanonicalCall(Operands(*jax_internals.vary_alike(operands)), spec, points)

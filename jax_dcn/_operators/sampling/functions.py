@@ -10,11 +10,10 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.sampling.arguments import (
-    BACKENDS,
     MAX_AXES,
     MODES,
     ORDERS,
-    Problem,
+    CanonicalCall,
     canonicalize_coordinates,
     canonicalize_grid,
 )
@@ -81,10 +80,10 @@ def grid_sample(
       >>> jax_dcn.grid_sample(x, grid, align_corners=True)[:, 0]
       Array([5.5, 0. , 7. ], dtype=float32)
     """
-    problem = canonicalize_grid(**locals())
-    out = _sample(problem, backend).astype(jnp.asarray(x).dtype)
+    call = canonicalize_grid(**locals())
+    out = _sample(call, backend).astype(jnp.asarray(x).dtype)
     channels_first = bool(data_format) and str(data_format)[1] == "C"
-    return jnp.moveaxis(out, -1, out.ndim - 1 - len(problem.points)) if channels_first else out
+    return jnp.moveaxis(out, -1, out.ndim - 1 - len(call.points)) if channels_first else out
 
 
 @by_standard_rules
@@ -139,7 +138,7 @@ def map_coordinates(
     """
     _validation.choice("order", order, tuple(ORDERS))
     _validation.choice("mode", mode, tuple(MODES))
-    _validation.choice("backend", backend, BACKENDS)
+    _validation.choice("backend", backend, _validation.BACKENDS)
     array = _validation.as_array("input", input)
     listed = [_validation.coordinates(f"coordinates[{k}]", jnp.asarray(one)) for k, one in enumerate(coordinates)]
     if not 1 <= len(listed) <= MAX_AXES or array.ndim - len(listed) not in (0, 1):
@@ -182,7 +181,7 @@ def _shifted(coordinate: jax.Array, order: int) -> jax.Array:
     return (lax.round(coordinate, lax.RoundingMethod.AWAY_FROM_ZERO) if rounds else coordinate) + 1
 
 
-def _sample(problem: Problem, backend: Any) -> jax.Array:
+def _sample(call: CanonicalCall, backend: Any) -> jax.Array:
     """The samples, with the dimensions of the points."""
-    out = deform_sampling(problem.operands, spec=problem.spec, backend=backend)
-    return reshape(out, (*out.shape[:-2], *problem.points, out.shape[-1]))
+    out = deform_sampling(call.operands, spec=call.spec, backend=backend)
+    return reshape(out, (*out.shape[:-2], *call.points, out.shape[-1]))

@@ -5,7 +5,7 @@ lib/sampling/handlers.cc.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import jax
@@ -18,11 +18,9 @@ from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Un
 from jax_dcn._operators.sampling.reference import reference
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Operator, Request
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, Plans
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
-
-Plans = Mapping[str, ComputationPlan]
 
 
 def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
@@ -40,10 +38,7 @@ def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
             "locations": (None, "points") if spec.planar else ("points", None),
         },
         result=("points", "channels"),
-        sizes={
-            "points": spec.points(operands.locations),
-            "channels": operands.x.shape[-1],
-        },
+        sizes={"points": spec.points(operands.locations), "channels": operands.x.shape[-1]},
     )
 
 
@@ -70,10 +65,10 @@ def sort_words(dtype: Any) -> int:
     return words
 
 
-def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
-    """The lengths of the chunks of points in which derivatives of the reference are evaluated."""
+def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
+    """The lengths of the parts of points in which derivatives of the reference are evaluated."""
     x, locations = operands
-    return {"batch": 1, "points": workspace.chunk_length(x.shape[-1] * locations.dtype.itemsize)}
+    return {"batch": 1, "points": workspace.part_length(x.shape[-1] * locations.dtype.itemsize)}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -83,7 +78,7 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     return 2 * spec.taps**spec.dims * _sampled_channels(operands, spec)
 
 
-def samples(operands: Operands[Shaped], spec: Spec) -> int:
+def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the reference's samples."""
     return _sampled_channels(operands, spec) * operands.locations.dtype.itemsize
 
@@ -123,12 +118,7 @@ def sample(x: jax.Array, locations: jax.Array, spec: Spec) -> jax.Array:
 
 
 def x_cotangent(
-    locations: jax.Array,
-    d_out: jax.Array,
-    spec: Spec,
-    *,
-    sums: tuple[Sequence[int], DTypeLike],
-    workspace_size: int,
+    locations: jax.Array, d_out: jax.Array, spec: Spec, *, sums: tuple[Sequence[int], DTypeLike], workspace_size: int
 ) -> jax.Array:
     """The cotangent of x [n, *sizes, C], of the shape and type `sums`. The workspace is in 32-bit elements."""
     results = [sums, ((workspace_size,), jnp.int32)]
@@ -162,10 +152,10 @@ deform_sampling = Operator[Spec](
     tangent=None,
     cotangent=cotangent,
     flops=flops,
-    samples=samples,
+    sample_bytes=sample_bytes,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
-    part_lengths=reference_chunk,
+    part_lengths=part_lengths,
     shared={},
     linear=("x",),
     user_names=user_names,
