@@ -1,14 +1,15 @@
 """The parameters of the fused kernels: tiles, divisions of the work, and workspaces."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
 from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.plan import counted
+from jax_dcn._primitive.plan import ComputationPlan, Plans, counted
 
 _LIMITS = extension.modules["cpu"].fused_limits  # struct FusedLimits of C++ says what these are
 TILE_PIXELS: int = _LIMITS["tile_pixels"]
@@ -58,21 +59,21 @@ class FusedCudaWeight:
         return counted(self.num_splits, "partial sum")
 
 
-def cpu_forward(problem: Problem) -> FusedCpu:
+def cpu_forward(problem: Problem, reason: str) -> ComputationPlan:
     x, _, weight, spec, *_ = problem
     _, taps = problem.groups_and_taps
-    return FusedCpu(
-        extension.modules["cpu"].fused_forward_workspace(
-            dtype=jnp.dtype(x.dtype).name,
-            channels=x.shape[-1],
-            features=weight.shape[-1],
-            taps=taps,
-            groups=spec.feature_group_count,
-        )
+    size = extension.modules["cpu"].fused_forward_workspace(
+        dtype=jnp.dtype(x.dtype).name,
+        channels=x.shape[-1],
+        features=weight.shape[-1],
+        taps=taps,
+        groups=spec.feature_group_count,
     )
+    return _planned("forward", reason, FusedCpu(size), _FLOAT32_BYTES * size)
 
 
-def cpu_gradients(requested: Collection[str], problem: Problem) -> FusedCpu:
+def cpu_gradients(requested: Mapping[str, str], problem: Problem) -> Plans:
+    """The plans of gradients that are computed together, by the reasons for this path."""
     x, offset, weight, spec, *_ = problem
     offset_groups, taps = problem.groups_and_taps
     num_splits, num_planes, size, tasks = extension.modules["cpu"].fused_cotangents_plan(
@@ -82,14 +83,15 @@ def cpu_gradients(requested: Collection[str], problem: Problem) -> FusedCpu:
         taps_and_groups=(taps, spec.feature_group_count, offset_groups),
         requested=("x" in requested, not {"offset", "mask"}.isdisjoint(requested), "weight" in requested),
     )
-    return FusedCpu(size, num_splits, num_planes, tasks)
+    choices = FusedCpu(size, num_splits, num_planes, tasks)
+    return {name: _planned(name, reason, choices, _FLOAT32_BYTES * size) for name, reason in requested.items()}
 
 
-def cuda_forward(problem: Problem, resident_blocks: int) -> FusedCudaForward:
+def cuda_forward(problem: Problem, reason: str, resident_blocks: int) -> ComputationPlan:
     """The widest tile that a group's features fill, but narrower ones where too few blocks would keep a GPU busy.
 
     A block samples its pixels once for all its features. A symbolic number of pixels counts as many. Where an SM has
-    shared memory for only one block, it has none for the widest tile.
+    shared memory for only one block, it has none for the widest tile. The workspace is the transposed weight.
     """
     pixels, groups = math.prod(problem.offset.shape[:3]), problem.spec.feature_group_count
     sizes = TILE_FEATURES if resident_blocks > 1 else TILE_FEATURES[:-1]
@@ -100,10 +102,11 @@ def cuda_forward(problem: Problem, resident_blocks: int) -> FusedCudaForward:
     tile = next((tile for tile in sizes if tile >= problem.group_features), sizes[-1])
     while tile > sizes[0] and isinstance(pixels, int) and blocks(tile) < MIN_BLOCKS:
         tile //= 2
-    return FusedCudaForward(tile, warps=4 if resident_blocks > 1 and tile < TILE_FEATURES[-1] else 8)
+    choices = FusedCudaForward(tile, warps=4 if resident_blocks > 1 and tile < TILE_FEATURES[-1] else 8)
+    return _planned("forward", reason, choices, problem.weight.dtype.itemsize * math.prod(problem.weight.shape))
 
 
-def cuda_weight(problem: Problem, resident_blocks: int) -> FusedCudaWeight:
+def cuda_weight(problem: Problem, reason: str, resident_blocks: int) -> ComputationPlan:
     """As many partial sums, each over a part of the pixels, as fill one wave of thread blocks.
 
     Symbolic numbers count as 1.
@@ -119,15 +122,10 @@ def cuda_weight(problem: Problem, resident_blocks: int) -> FusedCudaWeight:
     most = min(resident_blocks * (problem.target.sms or UNKNOWN_SMS) // tiles, pixels // MIN_SPLIT_PIXELS)
     slices_per_split = -(-slices // max(most, 1))
     num_splits = max(-(-slices // max(slices_per_split, 1)), 1)  # the fewest with as many slices
-    return FusedCudaWeight(num_splits, tile, 4 if resident_blocks > 1 and tile == 128 else 8, has_one_sample)
+    warps = 4 if resident_blocks > 1 and tile == 128 else 8
+    size = _FLOAT32_BYTES * num_splits * math.prod(problem.weight.shape)
+    return _planned("weight", reason, FusedCudaWeight(num_splits, tile, warps, has_one_sample), size)
 
 
-def workspace_bytes(choices: FusedCpu | FusedCudaForward | FusedCudaWeight, problem: Problem) -> int:
-    """The bytes of arrays besides operands and results. CUDA's forward takes a transposed weight."""
-    elements = math.prod(problem.weight.shape)
-    match choices:
-        case FusedCpu():
-            return _FLOAT32_BYTES * choices.workspace_size
-        case FusedCudaWeight():
-            return _FLOAT32_BYTES * choices.num_splits * elements
-    return problem.weight.dtype.itemsize * elements
+def _planned(computation: str, reason: str, choices: Any, workspace_bytes: int) -> ComputationPlan:
+    return ComputationPlan(computation, "fused", reason, workspace_bytes, choices)

@@ -1,7 +1,7 @@
 """The parameters of the im2col path: parts that fit into a budget of workspace, and what a GPU sorts at a time."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
 from jax_dcn._operators.sampling.primitive import sort_words
 from jax_dcn._primitive.parts import balanced
-from jax_dcn._primitive.plan import counted
+from jax_dcn._primitive.plan import ComputationPlan, Plans, counted
 from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
@@ -48,21 +48,21 @@ class Im2col:
         return f"{part} at a time"
 
 
-def forward(problem: Problem) -> Im2col:
+def forward(problem: Problem, reason: str) -> ComputationPlan:
     dtype = _columns_cotangent_dtype(problem)
     row_bytes = problem.column_row * max(dtype.itemsize, _column_bytes(problem))
     images, rows = _fitting(problem.offset, row_bytes, COLUMN_BYTES[problem.target.platform])
-    return Im2col(images, rows, dtype)
+    return _planned("forward", reason, Im2col(images, rows, dtype), problem)
 
 
-def tangent(active: Collection[str], problem: Problem) -> Im2col:
+def tangent(active: Collection[str], problem: Problem) -> ComputationPlan:
     arrays = 2 if "weight" in active else 1  # of the size of the columns
     budget = arrays * COLUMN_BYTES[problem.target.platform]
     if problem.spec.dims == 3:  # evaluated in jax.numpy
         arrays *= REFERENCE_DIVISOR
     row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
     images, rows = _fitting(problem.offset, row_bytes, budget)
-    return Im2col(images, rows, problem.offset.dtype)
+    return ComputationPlan("tangent", "im2col", choices=Im2col(images, rows, problem.offset.dtype))
 
 
 def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
@@ -74,8 +74,8 @@ def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, int
     return {"batch": images, first_axis: rows}
 
 
-def gradients(requested: Collection[str], all_reduced: Collection[str], problem: Problem) -> Im2col:
-    """For gradients that are computed together."""
+def gradients(requested: Mapping[str, str], all_reduced: Collection[str], problem: Problem) -> Plans:
+    """The plans of gradients that are computed together, by the reasons for this path."""
     x, offset, _, spec, target, _ = problem
     of_volumes = spec.dims == 3  # whose kernel computes the sums of its samples, which are then added up
     columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
@@ -106,7 +106,7 @@ def gradients(requested: Collection[str], all_reduced: Collection[str], problem:
         most_images = CONVOLUTION_SORT_BYTES // max(_sort_bytes(rows_of_image, problem), 1)
         images = balanced(images, most_images)
         sorted_images = images * balanced(-(-offset.shape[0] // images), most_images // images)
-    return Im2col(
+    choices = Im2col(
         images,
         rows,
         columns_dtype,
@@ -118,9 +118,14 @@ def gradients(requested: Collection[str], all_reduced: Collection[str], problem:
         sort_image,
         stores_transposes=not on_cuda,
     )
+    return {name: _planned(name, reason, choices, problem) for name, reason in requested.items()}
 
 
-def workspace_bytes(computation: str, choices: Im2col, problem: Problem) -> int:
+def _planned(computation: str, reason: str, choices: Im2col, problem: Problem) -> ComputationPlan:
+    return ComputationPlan(computation, "im2col", reason, _workspace_bytes(computation, choices, problem), choices)
+
+
+def _workspace_bytes(computation: str, choices: Im2col, problem: Problem) -> int:
     """The bytes of a part's columns or their cotangents, and of what the gradient of x sums and sorts."""
     offset = problem.offset
     images, rows = _at_most(choices.images, offset.shape[0]), _at_most(choices.rows, offset.shape[1])

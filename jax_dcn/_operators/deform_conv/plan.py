@@ -15,11 +15,10 @@ from jax import lax
 
 from jax_dcn._operators.deform_conv import fused_plan, im2col_plan
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
-from jax_dcn._operators.deform_conv.im2col_plan import Im2col
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Request
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, Plans
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
@@ -68,7 +67,7 @@ GPUS = {
 UNKNOWN_GPU = Gpu(1, NEVER, NEVER, 0, "the GPU is not known")
 
 
-def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
+def plan(request: Request, operands: Operands[Shaped]) -> Plans:
     """The plans by computation: "forward", "tangent", or the operands whose cotangents are requested."""
     step, spec, target, all_reduced = request
     problem = Problem(operands.x, operands.offset, operands.weight, spec, target, operands.mask is not None)
@@ -98,57 +97,46 @@ def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
 def _forward(problem: Problem) -> ComputationPlan:
     path, reason = _path("forward", problem)
     if path == "im2col":
-        return _im2col_plan("forward", reason, im2col_plan.forward(problem), problem)
-    choices: Any
+        return im2col_plan.forward(problem, reason)
     if problem.target.platform == "cpu":
-        choices = fused_plan.cpu_forward(problem)
-    else:
-        choices = fused_plan.cuda_forward(problem, _gpu(problem.target).resident_blocks)
-    return _fused_plan("forward", reason, choices, problem)
+        return fused_plan.cpu_forward(problem, reason)
+    return fused_plan.cuda_forward(problem, reason, _gpu(problem.target).resident_blocks)
 
 
-def _tangent(active: Collection[str], problem: Problem) -> dict[str, ComputationPlan]:
+def _tangent(active: Collection[str], problem: Problem) -> Plans:
     """The forward of a tangent, where the result is linear in the only active operand; else one product of tangents."""
     active = set(active) - {"bias"}
     if not active:
         return {}
     if len(active) == 1 and not active.isdisjoint(LINEAR):
         return {"forward": _forward(problem)}
-    return {"tangent": ComputationPlan("tangent", "im2col", choices=im2col_plan.tangent(active, problem))}
+    return {"tangent": im2col_plan.tangent(active, problem)}
 
 
-def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem: Problem) -> dict[str, ComputationPlan]:
-    platform = problem.target.platform
-    paths = {name: _path(name, problem) for name in requested if name != "bias"}
-    # The fused kernels of the CPU would round the cotangent of x before its sum over devices.
-    if "x" in all_reduced and platform == "cpu" and problem.x.dtype.itemsize == 2 and problem.spec.path is None:
-        paths["x"] = "im2col", "its sum over devices is rounded once"
-    by_im2col = [name for name, (path, _) in paths.items() if path == "im2col"]
-    fused = [name for name in paths if name not in by_im2col]
+def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem: Problem) -> Plans:
+    platform, narrow = problem.target.platform, problem.x.dtype.itemsize == 2
+    # The fused kernels of a CPU would round the cotangent of x before its sum over devices.
+    rounds_early = platform == "cpu" and narrow and problem.spec.path is None and "x" in all_reduced
+    reasons: dict[str, dict[str, str]] = {"im2col": {}, "fused": {}}
+    for name in requested:
+        if name == "bias":
+            continue
+        path, reason = _path(name, problem)
+        if name == "x" and rounds_early:
+            path, reason = "im2col", "its sum over devices is rounded once"
+        reasons[path][name] = reason
     plans: dict[str, ComputationPlan] = {}
-    if by_im2col:
-        shared = im2col_plan.gradients(by_im2col, all_reduced, problem)
-        plans |= {name: _im2col_plan(name, paths[name][1], shared, problem) for name in by_im2col}
-    if fused:
-        choices: Any
-        if platform == "cpu":
-            choices = fused_plan.cpu_gradients(fused, problem)
-        else:
-            choices = fused_plan.cuda_weight(problem, _gpu(problem.target).resident_blocks)
-        plans |= {name: _fused_plan(name, paths[name][1], choices, problem) for name in fused}
+    if reasons["im2col"]:
+        plans |= im2col_plan.gradients(reasons["im2col"], all_reduced, problem)
+    if reasons["fused"] and platform == "cpu":
+        plans |= fused_plan.cpu_gradients(reasons["fused"], problem)
+    elif reasons["fused"]:
+        blocks = _gpu(problem.target).resident_blocks
+        plans["weight"] = fused_plan.cuda_weight(problem, reasons["fused"]["weight"], blocks)
     if "bias" in requested:
         reason = "it is a sum over the cotangent of the result, which needs no kernel"
         plans["bias"] = ComputationPlan("bias", "xla", reason)
     return {name: plans[name] for name in requested}
-
-
-def _im2col_plan(computation: str, reason: str, choices: Im2col, problem: Problem) -> ComputationPlan:
-    size = im2col_plan.workspace_bytes(computation, choices, problem)
-    return ComputationPlan(computation, "im2col", reason, size, choices)
-
-
-def _fused_plan(computation: str, reason: str, choices: Any, problem: Problem) -> ComputationPlan:
-    return ComputationPlan(computation, "fused", reason, fused_plan.workspace_bytes(choices, problem), choices)
 
 
 def _path(computation: str, problem: Problem) -> tuple[str, str]:
