@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dcn._primitive.operator import Request
 from jax_dcn._primitive.parts import balanced
-from jax_dcn._primitive.plan import ComputationPlan, counted
+from jax_dcn._primitive.plan import ComputationPlan, Request, counted
 from jax_dcn._types import Shaped
 
 # The most that the samples of an aggregation or of a sampling that are sorted at a time on a GPU may take.

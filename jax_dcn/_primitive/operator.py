@@ -17,10 +17,8 @@ import jax
 
 from jax_dcn._primitive import jax_internals, rules
 from jax_dcn._primitive.chain import RESULT, Arrays, Params
-from jax_dcn._primitive.chain import Step as Step
 from jax_dcn._primitive.partition import NamedArray, Names, Shard
-from jax_dcn._primitive.plan import ComputationPlan
-from jax_dcn._primitive.plan import Request as Request
+from jax_dcn._primitive.plan import Plans
 from jax_dcn._types import Backend
 
 Spec = TypeVar("Spec")
@@ -75,7 +73,7 @@ class Operator(Generic[Spec]):
     operands: Any
     result: Callable[..., jax.ShapeDtypeStruct]
     reference: Callable[..., jax.Array]
-    plan: Callable[..., dict[str, ComputationPlan]]
+    plan: Callable[..., Plans]
     forward: Callable[..., jax.Array]
     tangent: Callable[..., jax.Array] | None
     cotangent: Callable[..., Arrays]

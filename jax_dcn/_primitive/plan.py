@@ -1,6 +1,5 @@
 """A request for plans, and the plan of a computation: how it is done, why, and what it costs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,4 +48,4 @@ class ComputationPlan:
     bytes_accessed: int = 0
 
 
-Plans = Mapping[str, ComputationPlan]  # by computation
+Plans = dict[str, ComputationPlan]  # by computation

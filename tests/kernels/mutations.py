@@ -99,7 +99,8 @@ MUTATIONS = {
     "pixel past the end": Mutation("deform_conv/cuda_fused_forward.cu", "i <{~~~>=~~} call_.sizes.pixels()", FAULT),
     "feature past the end of a group": Mutation(
         "deform_conv/cuda_fused_forward.cu", "{~~ || in_group + k >= call_.group_features~>~~}", FAULT),
-    "vector past the end": Mutation("deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
+    "vector past the end": Mutation(
+        "deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
     "corners stored while they are read": Mutation(
         "deform_conv/cuda_fused_weight.cu",
         "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}thread.StoreCorners(",

@@ -10,7 +10,8 @@ import pytest
 import jax_dcn
 from jax_dcn._operators.deform_conv import fused_plan, im2col_plan, plan, primitive
 from jax_dcn._operators.deform_conv.arguments import canonicalize
-from jax_dcn._primitive.operator import Request, Step
+from jax_dcn._primitive.chain import Step
+from jax_dcn._primitive.plan import Request
 from jax_dcn._primitive.target import Target
 from tests.aggregation import test_special as aggregation_special
 from tests.aggregation import test_values as aggregation_values

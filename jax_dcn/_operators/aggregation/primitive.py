@@ -18,9 +18,9 @@ from jax_dcn._operators.aggregation.arguments import Operands, check_operands
 from jax_dcn._operators.aggregation.geometry import DCNv3Window, Spec, levels_of
 from jax_dcn._operators.aggregation.reference import reference
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.operator import Axes, Operator, Request
+from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.plan import ComputationPlan, Plans
+from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
@@ -54,7 +54,7 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
     return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
 
 
-def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
+def plan(request: Request, operands: Operands[Shaped]) -> Plans:
     """The plans by computation."""
     (value, locations, _), spec = operands, request.spec
     names = ("forward",) if request.step is None else request.step.arguments

@@ -17,8 +17,7 @@ from jax_dcn._operators.deform_conv import fused_plan, im2col_plan
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.operator import Request
-from jax_dcn._primitive.plan import ComputationPlan, Plans
+from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
@@ -125,7 +124,7 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
         if name == "x" and rounds_early:
             path, reason = "im2col", "its sum over devices is rounded once"
         reasons[path][name] = reason
-    plans: dict[str, ComputationPlan] = {}
+    plans: Plans = {}
     if reasons["im2col"]:
         plans |= im2col_plan.gradients(reasons["im2col"], all_reduced, problem)
     if reasons["fused"] and platform == "cpu":

@@ -16,8 +16,8 @@ from jax.typing import DTypeLike
 from jax_dcn._operators.roi_pool.arguments import CONVENTIONS, Operands, Spec, check_operands
 from jax_dcn._operators.roi_pool.reference import max_reference, reference
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.operator import Axes, Operator, Request
-from jax_dcn._primitive.plan import ComputationPlan, Plans
+from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
 from jax_dcn._types import Shaped
 
 
@@ -47,7 +47,7 @@ def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
     )
 
 
-def plan(request: Request, operands: Operands[Shaped], *, is_max: bool = False) -> dict[str, ComputationPlan]:
+def plan(request: Request, operands: Operands[Shaped], *, is_max: bool = False) -> Plans:
     """The plans by computation. Nothing is chosen."""
     x, rois, _ = operands
     names = ("forward",) if request.step is None else request.step.arguments

@@ -17,8 +17,8 @@ from jax_dcn._operators.sampling.arguments import Operands, check_operands
 from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
 from jax_dcn._operators.sampling.reference import reference
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.operator import Axes, Operator, Request
-from jax_dcn._primitive.plan import ComputationPlan, Plans
+from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
@@ -42,7 +42,7 @@ def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
     )
 
 
-def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
+def plan(request: Request, operands: Operands[Shaped]) -> Plans:
     """The plans by computation."""
     (x, locations), spec = operands, request.spec
     names = ("forward",) if request.step is None else request.step.arguments
