@@ -1,7 +1,8 @@
 """Types that several functions take."""
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
+A = TypeVar("A", covariant=True)  # an array, or its shape and type
 Pair = int | tuple[int, int]
 Sizes = int | tuple[int, ...]  # one for all axes, or one for each
 Padding = str | int | tuple[int, ...] | tuple[tuple[int, int], ...]

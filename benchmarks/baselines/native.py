@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from benchmarks.baselines import Call, Implementation, Unavailable, compiled
-from benchmarks.baselines.pure_jax import corners, psroi_corners, roi_corners, window_positions
+from benchmarks.baselines.pure_jax import corners, grid_corners, psroi_corners, roi_corners, window_positions
 from benchmarks.support import cached_build
 from benchmarks.support.machine import cores, processor
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
@@ -31,7 +31,7 @@ ABOUT_AGGREGATION = (
 )
 GROUP_CHANNELS = 8  # as in bare_convolution.cc, like the panels of features
 CHANNELS = 1, 3, 32, 64  # of a row, as in bare_loop.cc
-PART = 64
+ROW_CHANNELS = 64
 
 
 def beside_loop(function, operands, prepare_loop, in_pure_jax):
@@ -107,7 +107,7 @@ def prepare_attention(problem):
     shapes = problem.options["spatial_shapes"]
     firsts = np.cumsum([0, *(height * width for height, width in shapes)])
     found = [
-        corners_of(locations[..., i, :, 1] * height - 0.5, locations[..., i, :, 0] * width - 0.5, height, width)
+        stacked(corners(locations[..., i, :, 1] * height - 0.5, locations[..., i, :, 0] * width - 0.5, height, width))
         for i, (height, width) in enumerate(shapes)
     ]
     pixel = np.concatenate([first + pixels for first, (pixels, _) in zip(firsts, found, strict=False)], -2)
@@ -120,26 +120,15 @@ def prepare_dcnv3(problem):
     batch, height, width, _ = x.shape
     groups = problem.options["groups"]
     y, x_ = (np.asarray(array) for array in window_positions(offset.reshape(batch, height, width, groups, 9, 2)))
-    pixel, weight = corners_of(y, x_, height, width)
+    pixel, weight = stacked(corners(y, x_, height, width))
     value = x.reshape(batch, height * width, groups, -1)
     return prepare_sums(problem, value, pixel, weight * mask.reshape(*weight.shape[:-1], 1))
 
 
 def prepare_sampling(problem):
-    x, grid = (np.asarray(array) for array in problem.operands.values())
-    batch, *sizes, channels = x.shape
-    pixel, weight = np.zeros((batch, 1, 1), np.int64), np.ones((batch, 1, 1), np.float32)
-    points = grid.reshape(batch, -1, len(sizes))
-    for axis, size in enumerate(sizes):
-        position = ((points[..., len(sizes) - 1 - axis] + 1) * size - 1) / 2
-        low = np.floor(position)
-        taps, share = np.stack([low, low + 1], -1), np.stack([1 - (position - low), position - low], -1)
-        share = np.where((taps >= 0) & (taps < size), share, 0)
-        of_axis = np.clip(taps, 0, size - 1).astype(int)
-        pixel = (pixel[..., None] * size + of_axis[..., None, :]).reshape(*of_axis.shape[:2], -1)
-        weight = (weight[..., None] * share[..., None, :]).reshape(*share.shape[:2], -1)
-    value = x.reshape(batch, -1, 1, channels)
-    return prepare_sums(problem, value, pixel[:, :, None, None], weight[:, :, None, None])
+    x, grid = problem.operands.values()
+    pixel, weight = (array[None, :, :, None, None] for array in stacked(grid_corners(x.shape, grid)))
+    return prepare_sums(problem, np.asarray(x).reshape(1, -1, 1, x.shape[-1]), pixel, weight)
 
 
 def prepare_roi_align(problem):
@@ -155,21 +144,20 @@ def prepare_psroi_pool(problem):
 
 
 def prepare_bins(problem, found):
-    """`found`: the pixels and the weights of the corners of all points of a bin. A row has PART of its channels."""
+    """`found`: the pixels and the weights of the corners of all points of a bin. A row has ROW_CHANNELS channels."""
     x = np.asarray(problem.operands["x"])
-    if x.shape[-1] % PART:
-        raise Unavailable(f"is for multiples of {PART} channels")
-    heads = x.shape[-1] // PART
-    pixel, weight = (np.stack([np.asarray(a) for a in arrays], -1) for arrays in zip(*found, strict=True))
+    if x.shape[-1] % ROW_CHANNELS:
+        raise Unavailable(f"is for multiples of {ROW_CHANNELS} channels")
+    heads = x.shape[-1] // ROW_CHANNELS
+    pixel, weight = stacked(found)
     rois, *size = problem.cotangent.shape[:3]
     pixel, weight = (np.repeat(a.reshape(1, rois, *size, 1, -1, 4), heads, axis=4) for a in (pixel, weight))
-    return prepare_sums(problem, x.reshape(1, -1, heads, PART), pixel, weight)
+    return prepare_sums(problem, x.reshape(1, -1, heads, ROW_CHANNELS), pixel, weight)
 
 
-def corners_of(y, x, height, width):
-    """The pixels and the weights [..., 4] of the corners of samples; weight 0 where there is no pixel."""
-    pixels, weights = zip(*corners(y, x, height, width), strict=True)
-    return np.stack(pixels, -1), np.stack(weights, -1)
+def stacked(found):
+    """The pixels and the weights of corners, yielded one corner after the other, as arrays [..., corners]."""
+    return [np.stack(arrays, -1) for arrays in zip(*found, strict=True)]
 
 
 def prepare_sums(problem, value, pixel, weight):

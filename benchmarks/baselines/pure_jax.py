@@ -165,23 +165,29 @@ def weighted_samples(value, y, x, weights, height, width):
 
 def grid_sample(x, grid):
     """Bilinear or trilinear, with zeros outside; `grid` has one or more dimensions of points."""
-    batch, *sizes, channels = x.shape
+    channels = x.shape[-1]
+    pixels, total = x.reshape(-1, channels), 0
+    for index, share in grid_corners(x.shape, grid):
+        total += share[..., None].astype(x.dtype) * jnp.take(pixels, index, axis=0, mode="clip")
+    return total.reshape(*grid.shape[:-1], channels)
+
+
+def grid_corners(shape, grid):
+    """Yields the pixel and the weight of each corner of all points: [batch, points]; weight 0 outside."""
+    batch, *sizes, _ = shape
     points = grid.reshape(batch, -1, len(sizes))
-    pixels = x.reshape(-1, channels)
     axes = [
         [(low, 1 - (p - low)), (low + 1, p - low)]
         for axis, size in enumerate(sizes)
         for p in [((points[..., len(sizes) - 1 - axis] + 1) * size - 1) / 2]
         for low in [jnp.floor(p)]
     ]
-    total = 0
     for taps in itertools.product(*axes):
         index, weight = jnp.arange(batch)[:, None], 1
         for (pixel, share), size in zip(taps, sizes, strict=True):
             weight = weight * jnp.where((pixel >= 0) & (pixel < size), share, 0)
             index = index * size + jnp.clip(pixel, 0, size - 1).astype(jnp.int32)
-        total += weight[..., None].astype(x.dtype) * jnp.take(pixels, index, axis=0, mode="clip")
-    return total.reshape(*grid.shape[:-1], channels)
+        yield index, weight
 
 
 def corners(y, x, height, width):

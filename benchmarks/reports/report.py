@@ -8,7 +8,6 @@ from pathlib import Path
 from benchmarks.reports.formatting import paragraph
 
 RESULTS = Path(__file__).parents[1] / "results"
-LONGEST_LINE = 1000  # of a JSON file, so that a row of results takes one line
 
 
 def parser(name, description):
@@ -26,22 +25,7 @@ def write_page(folder, name, title, sections):
 
 
 def write_json(path, report):
-    write_text(path, json_text(report) + "\n")
-
-
-def json_text(value, indent=""):
-    """The value on one line, or on several lines if it is longer than LONGEST_LINE."""
-    line = json.dumps(value)
-    if len(line) <= LONGEST_LINE or not isinstance(value, dict | list):
-        return line
-    inner = f"{indent} "
-    if isinstance(value, dict):
-        begin, end = "{}"
-        parts = [f"{inner}{json.dumps(key)}: {json_text(item, inner)}" for key, item in value.items()]
-    else:
-        begin, end = "[]"
-        parts = [f"{inner}{json_text(item, inner)}" for item in value]
-    return ",\n".join(parts).join((f"{begin}\n", f"\n{indent}{end}"))
+    write_text(path, json.dumps(report, indent=1) + "\n")
 
 
 def write_text(path, text):

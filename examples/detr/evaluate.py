@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from examples.library import precision
 from examples.library.boxes import centre_to_corners
 from examples.library.coco import Dataset
 from examples.library.devices import shared
-from examples.library.objects import PALETTE
+from examples.library.objects import PALETTE, draw_box
 
 from .data import Batch, Loading, evaluation_batches
 from .deformable_detr import DeformableDetr
@@ -98,15 +97,11 @@ def draw(path: Path, detector: Detector, variables: dict[str, Any], dataset: Dat
             ax.set_axis_off()
             for index in np.flatnonzero(scores > SHOWN_SCORE)[: SHOWN_SAMPLES if row else None]:
                 colour = PALETTE((index if row else labels[index]) % PALETTE.N)
-                x0, y0, x1, y1 = boxes[index] * np.tile(filled, 2) - 0.5
-                ax.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.5))
+                text = "" if row else f"{dataset.names[labels[index]]} {scores[index]:.2f}"
+                draw_box(ax, boxes[index] * np.tile(filled, 2) - 0.5, colour, text, size=8)
                 if row:
                     places = locations[index].reshape(-1, 2) * batch.images.shape[2:0:-1] - 0.5
                     ax.scatter(*places.T, s=7, color=colour, linewidths=0)
-                else:
-                    label = f"{dataset.names[labels[index]]} {scores[index]:.2f}"
-                    box = {"facecolor": colour, "edgecolor": "none", "pad": 1}
-                    ax.text(x0, y0, label, fontsize=8, verticalalignment="bottom", bbox=box)
             ax.set(xlim=(-0.5, batch.images.shape[2] - 0.5), ylim=(batch.images.shape[1] - 0.5, -0.5))
     figure.suptitle(
         f"Objects with a score above {SHOWN_SCORE}, and where the last decoder layer samples for three of them"

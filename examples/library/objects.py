@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -91,11 +92,16 @@ def draw(out: Path, image: Image.Image, objects: Objects, names: Sequence[str]) 
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(pixels.round().astype(np.uint8))
     axes.set_axis_off()
-    for score, label, (x0, y0, x1, y1) in zip(objects.scores, objects.labels, objects.boxes, strict=True):
-        colour = PALETTE(int(label) % PALETTE.N)
-        axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=2))
-        background = {"facecolor": colour, "edgecolor": "none", "pad": 1}
-        axes.text(x0, y0, f"{names[label]} {score:.2f}", fontsize=9, verticalalignment="bottom", bbox=background)
+    for score, label, box in zip(objects.scores, objects.labels, objects.boxes, strict=True):
+        draw_box(axes, box, PALETTE(int(label) % PALETTE.N), f"{names[label]} {score:.2f}")
     axes.set_xlim(0, image.width)
     axes.set_ylim(image.height, 0)
     figure.savefig(out, dpi=DPI)
+
+
+def draw_box(axes: Axes, box: np.ndarray, colour: Any, text: str = "", size: int = 9) -> None:
+    """Draws a box (x0, y0, x1, y1), and a text on its upper edge."""
+    x0, y0, x1, y1 = box
+    axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=2))
+    background = {"facecolor": colour, "edgecolor": "none", "pad": 1} if text else None
+    axes.text(x0, y0, text, fontsize=size, verticalalignment="bottom", bbox=background)

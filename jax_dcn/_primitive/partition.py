@@ -32,7 +32,7 @@ class NamedArray(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A device's part of the dimensions of one name: one of `num_shards` equal shards, beginning at index `start`."""
+    """A device's shard of the dimensions of one name: one of `num_shards` equal ones, beginning at index `start`."""
 
     num_shards: int
     start: ArrayLike

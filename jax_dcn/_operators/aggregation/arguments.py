@@ -7,7 +7,7 @@ a window.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import numpy as np
@@ -18,9 +18,8 @@ from jax_dcn._operators.aggregation.geometry import DCNv3Window, Level, Pyramid,
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._primitive.promotion import kernel_dtypes
-from jax_dcn._types import Pair, Shaped
+from jax_dcn._types import A, Pair, Shaped
 
-A = TypeVar("A", covariant=True)
 MAX_LEVELS, MAX_TAPS = 32, 2**24  # kMaxLevels and kMaxTaps of lib/aggregation/geometry.h
 
 

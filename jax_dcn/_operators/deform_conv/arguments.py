@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax_dcn._operators.deform_conv.geometry import (
 )
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.promotion import kernel_dtypes
-from jax_dcn._types import Backend, Padding, Shaped, Sizes
+from jax_dcn._types import A, Backend, Padding, Shaped, Sizes
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Spec(Window):
     path: Literal["fused", "im2col"] | None  # that was requested
 
 
-A = TypeVar("A", covariant=True)
 # By the number of axes of the image: the data formats, channels last and first, and how messages call the axes.
 FORMATS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
 _MASK_CHANNELS = {

@@ -62,9 +62,9 @@ def deform_conv2d(
     columns of offset and mask, by features of weight and bias, and by channels of x if there are groups. Operands that
     are sharded otherwise are gathered.
 
-    Two paths exist. The im2col path samples columns, which XLA multiplies, in parts; it takes every call. The kernels
-    of the fused path sample and multiply without storing the columns. On CUDA they compute the forward and the gradient
-    of weight on tensor cores, where this holds:
+    Two paths exist. The im2col path takes every call: kernels sample some columns at a time, and XLA multiplies them.
+    The kernels of the fused path sample and multiply without storing the columns. On CUDA they compute the forward and
+    the gradient of weight on tensor cores, where this holds:
 
     ===========================  ============================================  =========================================
     condition on                 forward                                       gradient of weight, in addition
@@ -149,8 +149,8 @@ def deform_conv1d(
 ) -> jax.Array:
     """Deformable convolution of signals: `deform_conv2d` with one axis.
 
-    It is that of images of one column: all that `deform_conv2d` says of rows, derivatives, kernels, paths and sharding
-    holds for the positions of a signal.
+    A signal is computed as an image of one column. What `deform_conv2d` says of rows, derivatives, kernels, paths and
+    sharding also holds for the positions of a signal.
 
     Args:
       x: [..., W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
@@ -203,9 +203,9 @@ def deform_conv3d(
     kd·kh·kw; the last axis of the kernel is innermost. The derivatives, and what NaN and infinite offsets do, are those
     of `deform_conv2d`, for each coordinate.
 
-    The kernels of `grid_sample` sample the columns and compute the cotangents, a part of the planes or volumes at a
-    time; XLA multiplies. No fused kernels exist, and tangents are evaluated in `jax.numpy`, also in parts. The
-    workspace does not grow with the batch.
+    The kernels of `grid_sample` sample the columns and compute the cotangents of some planes or volumes at a time, and
+    XLA multiplies. No fused kernels exist. Tangents are evaluated in `jax.numpy`, also for a part of the planes or
+    volumes at a time. The workspace does not grow with the batch.
 
     Args:
       x: [..., D, H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.

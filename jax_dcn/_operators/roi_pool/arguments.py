@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,7 @@ from jax.typing import ArrayLike
 from jax_dcn import _validation
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.promotion import kernel_dtypes
-from jax_dcn._types import Pair, Shaped
-
-A = TypeVar("A", covariant=True)
-
+from jax_dcn._types import A, Pair, Shaped
 
 # Where the sample points of a bin lie, in the order of the enumeration of lib/roi_pool/geometry.h, which defines them.
 CONVENTIONS = ("rounded", "aligned", "unaligned")

@@ -268,7 +268,7 @@ def deform_roi_pool(
     The offset (dx, dy) of a bin moves all its points by gamma · offset · size, where size is that of the region along
     the axis, in pixels of x. Derivatives in x and offset exist to any order. That in offset is the derivative of the
     result: where a coordinate is clamped to the image, it is zero. (mmcv's own gradient extrapolates there.) On a pixel
-    it is that to the right.
+    it is the slope to the right.
 
     Args:
       x, rois, output_size, spatial_scale, sampling_ratio, deterministic, backend: as in `roi_align`.

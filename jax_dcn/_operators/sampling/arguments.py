@@ -6,7 +6,7 @@ points] if the spec is planar.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,8 @@ from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Un
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._primitive.promotion import kernel_dtypes
-from jax_dcn._types import Shaped
+from jax_dcn._types import A, Shaped
 
-A = TypeVar("A", covariant=True)
 MAX_AXES = 3
 METHODS: dict[str, Method] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 PADDING_MODES: dict[str, Fold] = {"zeros": "none", "border": "clip", "reflection": "reflect"}
