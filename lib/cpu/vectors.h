@@ -23,7 +23,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-constexpr int kVectorBytes = DCN_COLUMN(DCN_INSTRUCTION_SET, DCN_VECTOR_BYTES);
+constexpr int kVectorBytes = RowOf(InstructionSet::DCN_INSTRUCTION_SET).vector_bytes;
 constexpr int kLanes = kVectorBytes / sizeof(float);
 constexpr int kNarrow = kLanes / 2;  // lanes of narrower vectors
 

@@ -10,7 +10,7 @@ namespace dcn {
 namespace {
 
 const FusedKernels& KernelsOf(InstructionSet set, DType dtype) {
-#define DCN_KERNELS_OF(set) set::FusedKernelsFor,
+#define DCN_KERNELS_OF(set, ...) set::FusedKernelsFor,
   constexpr const FusedKernels& (*kKernels[])(DType) = {DCN_INSTRUCTION_SETS(DCN_KERNELS_OF)};
   return kKernels[int(set)](dtype);
 }

@@ -9,7 +9,7 @@
 namespace dcn {
 namespace {
 
-#define DCN_CHECK_TILE(set) \
+#define DCN_CHECK_TILE(set, ...) \
   static_assert(RowOf(InstructionSet::set).tile_pixels <= kMaxCotangentTilePixels, "buffers would be too small");
 DCN_INSTRUCTION_SETS(DCN_CHECK_TILE)
 
@@ -96,7 +96,7 @@ InstructionSet InstructionSetFor(InstructionSet best, const Convolution& convolu
   const bool has_pairs = convolution.dtype == DType::kBF16 && convolution.group_channels() % pair == 0 &&
                          convolution.sizes.group_channels() % pair == 0 &&
                          (is_forward || convolution.product.group_features() % pair == 0);
-  return has_pairs ? best : RowOf(best).operators;
+  return has_pairs ? best : OperatorSetOf(best);
 }
 
 Tiling ForwardTiling(InstructionSet set, const Convolution& convolution) {

@@ -168,7 +168,7 @@ struct FusedKernels {
 // Those of avx512_bf16, amx and neon_bf16 multiply pairs of bfloat16, and are for no other type. The channels of a
 // feature group and of an offset group must be multiples of PairChannels. For the cotangents, the features of a feature
 // group must be, too.
-#define DCN_DECLARE(set)                      \
+#define DCN_DECLARE(set, ...)                 \
   namespace set {                             \
   const FusedKernels& FusedKernelsFor(DType); \
   }
