@@ -80,7 +80,9 @@ enum class InstructionSet { DCN_INSTRUCTION_SETS(DCN_ENUMERATOR) };
 struct InstructionSetRow {
   const char *name, *features;
   int vector_bytes;
-  int tile_pixels;  // of the fused convolution, at most: the samples of a tile fit in the L2 cache
+  // The pixels of a tile of the fused convolution, at most. The samples of a tile fit in the L2 cache. With AMX, a tile
+  // nearly fills blocks of 32 rows.
+  int tile_pixels;
 };
 #define DCN_ROW(set, vector_bytes, tile_pixels) {#set, DCN_FEATURES_OF(set), vector_bytes, tile_pixels},
 constexpr InstructionSetRow kInstructionSets[] = {DCN_INSTRUCTION_SETS(DCN_ROW)};

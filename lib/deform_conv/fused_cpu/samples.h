@@ -22,7 +22,7 @@ namespace {
 constexpr int kStripPixels = 16;
 static_assert(kStripPixels % kLanes == 0, "the last vector would not fit");
 
-// The pixels in the tile of the strip that begins at pixel `first`: the last strip may be filled up with padding.
+// How many pixels of the tile are in the strip that begins at pixel `first`. The rest of the last strip is padding.
 DCN_INLINE int64_t PixelsOfStrip(int64_t first, int64_t tile_pixels) {
   return std::min<int64_t>(kStripPixels, tile_pixels - first);
 }
