@@ -1,8 +1,9 @@
 // The windows of convolutions and aggregations: regular grids of taps, which offsets move.
 //
 // An operator with other sampling locations, such as normalised coordinates, provides a small header like this one, its
-// own sizes struct, and its own code that locates a sample (as LocateSample in cuda/samples.h) and loops over samples
-// (as ForEachSample in kernels/deform_conv.cc). It calls LocateCorners and CotangentsOfPosition of bilinear.h.
+// own sizes struct, and its own code that locates a sample and loops over samples, as LocateSample in
+// deform_conv/cuda_samples.h and ForEachSample in deform_conv/cpu.cc do. It calls LocateCorners and
+// CotangentsOfPosition of bilinear.h.
 #pragma once
 
 #include <cstdint>

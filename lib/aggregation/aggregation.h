@@ -3,7 +3,7 @@
 //
 //   out[b, q, m, :] = sum over taps t of weights[b, q, m, t] · sample(value[b, level of t, m, :], position of t)
 //
-// b is a batch, q a query, m a head. bilinear.h defines a sample; aggregation_geometry.h defines positions and levels.
+// b is a batch, q a query, m a head. bilinear.h defines a sample; geometry.h defines positions and levels.
 // The weight multiplies the sample also where the sample reads nothing: a weight that is NaN gives NaN.
 #pragma once
 

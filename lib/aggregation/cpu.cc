@@ -30,8 +30,8 @@ struct BlockTaps {
 
   DCN_INLINE const A* weights(int64_t row) const { return static_cast<const A*>(taps.weights) + row * sizes.taps; }
 
-  // Calls body(row, rows) for consecutive rows, which together are those of queries [begin, end) and the block's heads.
-  // The queries are counted through all batches. The corners of the first row's taps are at 0 in `corners`.
+  // Calls body(first row, rows) for runs of consecutive rows. Together these are the rows of queries [begin, end) and
+  // the block's heads. Queries are counted through all batches. In `corners`, the taps of the first row begin at 0.
   template <typename Body>
   DCN_INLINE void ForEachRows(int64_t begin, int64_t end, const Body& body) {
     for (int64_t query = begin; query < end; ++query) {
@@ -101,7 +101,7 @@ void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64
   });
 }
 
-// Adds the cotangents of the block's elements, in its array, from queries [begin, end).
+// Adds what queries [begin, end) contribute to the cotangents of the block's elements, which are in its array.
 template <typename T>
 void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
@@ -201,7 +201,7 @@ void DifferentiateRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t 
   });
 }
 
-// Converts the elements of a block of value's cotangent to their type and copies them to their place in it.
+// Converts the sums of a block to the type of value's cotangent, and copies them to their places in it.
 template <typename A, typename T>
 void StoreBlock(const AggregationSizes& sizes, const Block& block, const A* sums, T* d_value) {
   for (int64_t p = 0; p < block.pixels; ++p) {
@@ -213,8 +213,8 @@ void StoreBlock(const AggregationSizes& sizes, const Block& block, const A* sums
   }
 }
 
-// Calls body(taps, begin, end) for ranges of queries that together are those of all batches. Samples of `value` are
-// read at the taps.
+// Calls body(taps, begin, end) for ranges of queries, which together are the queries of all batches. The taps read
+// `value`.
 template <typename T, typename Body>
 void ParallelQueries(Device& device, const AggregationSizes& sizes, const Taps& taps, const T* value,
                      const Body& body) {
@@ -271,7 +271,7 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
     const auto compute = [&](AlignedVector<A>& sums, int64_t i) {
       const Block block = blocks[i];
       const int64_t pixel_size = block.heads * block.channels, size = block.pixels * pixel_size;
-      sums.assign(size + block.channels, A(0));  // the last ones: what is added to corners outside the block
+      sums.assign(size + block.channels, A(0));  // the last ones stand for corners outside the block
       if (std::min(sizes.queries(), int64_t{sizes.taps}) > 0) {
         const BlockArray array(sums.data(), sums.data() + size, pixel_size, block.channels);
         TapCorners<A> corners(sizes, block, array);

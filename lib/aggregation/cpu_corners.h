@@ -1,7 +1,7 @@
 // Where the taps of an aggregation sample: their corners, as weights and as addresses in memory.
 //
-// tap_corners.cc is compiled without fused multiply-adds, because the last bit of a position matters. The
-// kernels in aggregation.cc are compiled with them.
+// cpu_corners.cc is compiled without fused multiply-adds, because the last bit of a position matters. The kernels in
+// cpu.cc are compiled with them.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct CornerArrays {
   const A* weight[4];
 };
 
-// What Locate needs and finds on one axis: arrays with an element per tap.
+// The operands and results of Locate on one axis: arrays with an element per tap.
 template <typename A>
 struct TapAxis {
   std::vector<int32_t> size;      // of the tap's level

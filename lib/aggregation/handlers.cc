@@ -16,7 +16,7 @@
 namespace dcn {
 namespace {
 
-struct AggregationCall {
+struct AggregationOperands {
   AggregationSizes sizes = {};
   Taps taps = {};
   DType dtype = DType::kF32;
@@ -69,12 +69,12 @@ void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes&
 
 // `value` is value or its cotangent, `out` is the result or its cotangent, which has the type of the data. The pixels
 // and the queries of a window have two dimensions, rows and columns; those of a pyramid have one.
-AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer value,
-                                  ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
-                                  ffi::AnyBuffer out) {
-  AggregationCall call;
-  AggregationSizes& sizes = call.sizes;
-  call.dtype = CheckedDType(checks, out.element_type());
+AggregationOperands DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer value,
+                                      ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
+                                      ffi::AnyBuffer out) {
+  AggregationOperands operands;
+  AggregationSizes& sizes = operands.sizes;
+  operands.dtype = CheckedDType(checks, out.element_type());
   const ffi::DataType position_type = AccumulatorType(out.element_type());
   const bool is_window = checks.Attribute(attributes, "window", false);
   const size_t image_dims = is_window ? 2 : 1;
@@ -84,7 +84,7 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
   checks.Type("weights", weights, position_type);
   checks.Type("origin", origin, ffi::S32);
   checks.Shape("origin", origin, {2});
-  if (!checks.ok()) return call;
+  if (!checks.ok()) return operands;
 
   const auto value_shape = value.dimensions(), shape = locations.dimensions();
   const int64_t height = value_shape[1], width = is_window ? value_shape[2] : 1;
@@ -97,7 +97,7 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
   checks.FitsInt32("the value's width", width);
   checks.FitsInt32("the number of rows of queries", sizes.rows);
   checks.FitsInt32("the number of columns of queries", sizes.columns);
-  if (!checks.ok()) return call;
+  if (!checks.ok()) return operands;
   sizes.pixels = height * width;
   if (is_window) {
     DecodeImage(checks, attributes, height, width, sizes);
@@ -105,7 +105,7 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
     DecodePyramid(checks, attributes, sizes);
   }
   checks.FitsInt32("the number of a head's samples", SaturatingMultiply(sizes.queries(), sizes.taps));
-  if (!checks.ok()) return call;
+  if (!checks.ok()) return operands;
   const auto check_queries = [&](std::string_view name, ffi::AnyBuffer buffer, std::initializer_list<int64_t> rest) {
     std::vector<int64_t> expected = {sizes.batches, sizes.rows};
     if (is_window) expected.push_back(sizes.columns);
@@ -115,27 +115,30 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
   check_queries("locations", locations, {sizes.heads, sizes.taps, 2});
   check_queries("weights", weights, {sizes.heads, sizes.taps});
   check_queries("out", out, {sizes.heads, sizes.channels});
-  call.taps = {locations.untyped_data(), weights.untyped_data(), static_cast<const int32_t*>(origin.untyped_data())};
-  return call;
+  operands.taps = {locations.untyped_data(), weights.untyped_data(),
+                   static_cast<const int32_t*>(origin.untyped_data())};
+  return operands;
 }
 
 ffi::Error AggregateImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
                          ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::Result<ffi::AnyBuffer> out,
                          ffi::Dictionary attributes) {
   Checks checks("dcn_aggregate");
-  const AggregationCall call = DecodeAggregation(checks, attributes, value, locations, weights, origin, *out);
+  const AggregationOperands operands = DecodeAggregation(checks, attributes, value, locations, weights, origin, *out);
   checks.Type("value", value, out->element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(Aggregate(device, call.dtype, call.sizes, call.taps, value.untyped_data(), out->untyped_data()));
+  return ToError(
+      Aggregate(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(), out->untyped_data()));
 }
 
 ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
                               ffi::AnyBuffer origin, ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value,
                               ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
   Checks checks("dcn_aggregation_value_cotangent");
-  const AggregationCall call = DecodeAggregation(checks, attributes, *d_value, locations, weights, origin, d_out);
-  const AggregationSizes& sizes = call.sizes;
+  const AggregationOperands operands =
+      DecodeAggregation(checks, attributes, *d_value, locations, weights, origin, d_out);
+  const AggregationSizes& sizes = operands.sizes;
   const bool is_wide = d_value->element_type() != d_out.element_type();
   if (is_wide) checks.Type("d_value", *d_value, locations.element_type());
   if (!checks.ok()) return checks.error();
@@ -147,19 +150,19 @@ ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations,
   const int64_t samples = sizes.queries() * sizes.taps;
   checks.FitsInt32("the number of a head's samples and pixels", samples + cells);
   checks.FitsInt32("the number of a query's bytes",
-                   SaturatingProduct({sizes.heads, sizes.channels, BytesOf(call.dtype)}));
+                   SaturatingProduct({sizes.heads, sizes.channels, BytesOf(operands.dtype)}));
   if (!checks.ok()) return checks.error();
   checks.ElementCount("samples and pixels of all heads",
                       SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
   checks.Type("workspace", *workspace, ffi::S32);
   checks.Rank("workspace", *workspace, 1);
   if (!checks.ok()) return checks.error();
-  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(call.dtype, sizes);
+  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(operands.dtype, sizes);
   checks.Require(workspace_size >= min_size, "workspace has " + std::to_string(workspace_size) +
                                                  " elements, must have at least " + std::to_string(min_size));
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(ValueCotangent(device, call.dtype, sizes, call.taps, d_out.untyped_data(), is_wide,
+  return ToError(ValueCotangent(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
                                 d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
 }
 
@@ -167,7 +170,7 @@ ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi:
                              ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::AnyBuffer d_out,
                              ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_aggregation_tap_cotangents");
-  const AggregationCall call = DecodeAggregation(checks, attributes, value, locations, weights, origin, d_out);
+  const AggregationOperands operands = DecodeAggregation(checks, attributes, value, locations, weights, origin, d_out);
   checks.Type("value", value, d_out.element_type());
   RequestedResults requested(checks, attributes, results);
   const auto shape_of = [](ffi::AnyBuffer buffer) {
@@ -178,8 +181,8 @@ ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi:
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(TapCotangents(device, call.dtype, call.sizes, call.taps, value.untyped_data(), d_out.untyped_data(),
-                               d_locations, d_weights));
+  return ToError(TapCotangents(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
+                               d_out.untyped_data(), d_locations, d_weights));
 }
 
 }  // namespace

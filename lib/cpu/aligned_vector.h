@@ -9,7 +9,7 @@ namespace dcn {
 
 constexpr int kLineFloats = 16;  // in a cache line
 
-// Elements start at a cache line: a vector as wide as one that straddles two takes twice as long.
+// Elements start at a cache line, because loading a vector of 64 bytes takes twice as long if it straddles two lines.
 template <typename T>
 struct CacheLineAllocator {
   using value_type = T;

@@ -1,7 +1,7 @@
-// Attributes and pragmas that kernels need to become the intended vector code.
+// Attributes and pragmas with which the compiler makes the intended vector code of kernels.
 #pragma once
 
-// A function that must become a part of its caller, and so is compiled for the caller's instruction set.
+// A function that must be inlined, so that it is compiled for its caller's instruction set.
 #define DCN_INLINE inline __attribute__((always_inline))
 #define DCN_INLINED __attribute__((always_inline))  // for lambdas, after the parameter list
 #define DCN_NOINLINE __attribute__((noinline))

@@ -29,8 +29,8 @@ struct Feature {
 };
 
 #if DCN_HAS_X86_KERNELS
-// Whether Linux lets this process use the tile registers. A process asks once, before their first use.
-bool MayUseTiles() {
+// Whether Linux lets this process use the registers of AMX. A process asks once, before it first uses them.
+bool MayUseAmx() {
 #ifdef __linux__
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -57,7 +57,7 @@ constexpr Feature kFeatures[] = {
     DCN_FEATURE("avx512vl"),
     DCN_FEATURE("avx512bf16"),
     {"amx-bf16", [] { return bool(Cpuid(7).edx >> 22 & 1); }},
-    {"amx-tile", [] { return bool(Cpuid(7).edx >> 24 & 1) && MayUseTiles(); }},
+    {"amx-tile", [] { return bool(Cpuid(7).edx >> 24 & 1) && MayUseAmx(); }},
 };
 #elif DCN_HAS_NEON_KERNELS
 // Processors that have BF16 must have all of Armv8.2.
@@ -76,7 +76,8 @@ bool HasFeature(const std::string& name) {
                      [&](const Feature& feature) { return feature.name == name && feature.is_present(); });
 }
 
-// Tests the features in the order of the table, so that a process without the others does not ask for tile registers.
+// Tests the features in the order of their names, so that Linux is asked for AMX only if all other features are
+// present.
 bool HasAllFeatures(InstructionSet set) {
   std::istringstream names(RowOf(set).features);
   for (std::string name; std::getline(names, name, ',');) {

@@ -18,60 +18,55 @@
 #define DCN_HAS_NEON_KERNELS 0
 #endif
 
-// The table, in the order of preference. Its columns:
-// - the bytes of a vector;
-// - the features that the compiler may use, by GCC's names; the processor must have all of them;
-// - the set whose operators are called. Only the fused convolution has kernels for the other sets;
-// - the pixels of a tile of the fused convolution, at most. A panel of the weight fits in the L1 cache, and the samples
-//   of a tile in the L2 cache. With AMX, a tile has nearly whole blocks of 32 rows.
-#define DCN_TABLE_portable(COLUMN) COLUMN(16, "sse2", portable, 210)
-#define DCN_TABLE_avx2(COLUMN) COLUMN(32, "avx2,fma,f16c", avx2, 210)
-#define DCN_TABLE_avx512(COLUMN) COLUMN(64, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl", avx512, 210)
-#define DCN_TABLE_avx512_bf16(COLUMN) \
-  COLUMN(64, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", avx512, 210)
-#define DCN_TABLE_amx(COLUMN) \
-  COLUMN(64, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-bf16,amx-tile", avx512, 252)
-#define DCN_TABLE_neon(COLUMN) COLUMN(16, "arch=armv8-a", neon, 210)
-#define DCN_TABLE_neon_bf16(COLUMN) COLUMN(16, "arch=armv8.2-a+bf16", neon, 210)
+// The features that the compiler may use for a set, by GCC's names. A processor runs the set if it has all of them.
+#define DCN_FEATURES_portable "sse2"
+#define DCN_FEATURES_avx2 "avx2,fma,f16c"
+#define DCN_FEATURES_avx512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
+#define DCN_FEATURES_avx512_bf16 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
+#define DCN_FEATURES_amx "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-bf16,amx-tile"
+#define DCN_FEATURES_neon "arch=armv8-a"
+#define DCN_FEATURES_neon_bf16 "arch=armv8.2-a+bf16"
+
+// The sets of this architecture, in the order of preference: ROW(name, vector_bytes, tile_pixels). All kernels are
+// compiled for the operator sets. Only the fused convolution has kernels for the others, which extend the last operator
+// set.
 #if DCN_HAS_X86_KERNELS
-#define DCN_OPERATOR_SETS(ROW) ROW(portable) ROW(avx2) ROW(avx512)
-#define DCN_INSTRUCTION_SETS(ROW) DCN_OPERATOR_SETS(ROW) ROW(avx512_bf16) ROW(amx)
+#define DCN_OPERATOR_SETS(ROW) ROW(portable, 16, 210) ROW(avx2, 32, 210) ROW(avx512, 64, 210)
+#define DCN_INSTRUCTION_SETS(ROW) DCN_OPERATOR_SETS(ROW) ROW(avx512_bf16, 64, 210) ROW(amx, 64, 252)
 #elif DCN_HAS_NEON_KERNELS
-#define DCN_OPERATOR_SETS(ROW) ROW(neon)
-#define DCN_INSTRUCTION_SETS(ROW) DCN_OPERATOR_SETS(ROW) ROW(neon_bf16)
+#define DCN_OPERATOR_SETS(ROW) ROW(neon, 16, 210)
+#define DCN_INSTRUCTION_SETS(ROW) DCN_OPERATOR_SETS(ROW) ROW(neon_bf16, 16, 210)
 #else
-#define DCN_OPERATOR_SETS(ROW) ROW(portable)
+#define DCN_OPERATOR_SETS(ROW) ROW(portable, 16, 210)
 #define DCN_INSTRUCTION_SETS(ROW) DCN_OPERATOR_SETS(ROW)
 #endif
 
-#define DCN_VECTOR_BYTES(vector_bytes, features, operators, tile_pixels) vector_bytes
-#define DCN_FEATURES(vector_bytes, features, operators, tile_pixels) features
-#define DCN_OPERATORS_OF(vector_bytes, features, operators, tile_pixels) operators
-
 // A file is compiled for DCN_INSTRUCTION_SET. Its kernels are between DCN_BEGIN_TARGET and DCN_END_TARGET, in a
-// namespace that is named after the set. Files must be included before: the linker keeps one copy of an inline
-// function, which files of other sets call too, so it must not be compiled for this set.
+// namespace that is named after the set. All includes come before them: the linker keeps one copy of an inline function
+// of a header, which files of other sets call too, so this copy must not be compiled for this set.
 #ifndef DCN_INSTRUCTION_SET
 #define DCN_INSTRUCTION_SET portable
 #endif
 #define DCN_CONCATENATE(a, b) a##b
-#define DCN_COLUMN(set, column) DCN_CONCATENATE(DCN_TABLE_, set)(column)
+#define DCN_FEATURES_OF(set) DCN_CONCATENATE(DCN_FEATURES_, set)
+#define DCN_TARGET DCN_FEATURES_OF(DCN_INSTRUCTION_SET)
 #define DCN_PRAGMA(text) _Pragma(#text)
 #if !DCN_HAS_X86_KERNELS && !DCN_HAS_NEON_KERNELS
-#define DCN_PUSH_TARGET(names)
+#define DCN_PUSH_TARGET(features)
 #define DCN_POP_TARGET
 #elif defined(__clang__)
-#define DCN_PUSH_TARGET(names) DCN_PRAGMA(clang attribute push(__attribute__((target(names))), apply_to = function))
+#define DCN_PUSH_TARGET(features) \
+  DCN_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define DCN_POP_TARGET DCN_PRAGMA(clang attribute pop)
 #else
-#define DCN_PUSH_TARGET(names) DCN_PRAGMA(GCC push_options) DCN_PRAGMA(GCC target(names))
+#define DCN_PUSH_TARGET(features) DCN_PRAGMA(GCC push_options) DCN_PRAGMA(GCC target(features))
 #define DCN_POP_TARGET DCN_PRAGMA(GCC pop_options)
 #endif
 // The pragmas come last: GCC 14 drops what follows one in the expansion of a macro.
 #define DCN_BEGIN_TARGET          \
   namespace dcn {                 \
   namespace DCN_INSTRUCTION_SET { \
-  DCN_PUSH_TARGET(DCN_COLUMN(DCN_INSTRUCTION_SET, DCN_FEATURES))
+  DCN_PUSH_TARGET(DCN_TARGET)
 #define DCN_END_TARGET \
   }                    \
   }                    \
@@ -79,23 +74,27 @@
 
 namespace dcn {
 
-// The rows of the table for this architecture.
-#define DCN_ENUMERATOR(set) set,
+#define DCN_ENUMERATOR(set, ...) set,
 enum class InstructionSet { DCN_INSTRUCTION_SETS(DCN_ENUMERATOR) };
 
 struct InstructionSetRow {
-  const char* name;
+  const char *name, *features;
   int vector_bytes;
-  const char* features;
-  InstructionSet operators;
+  // The pixels of a tile of the fused convolution, at most. The samples of a tile fit in the L2 cache. With AMX, a tile
+  // nearly fills blocks of 32 rows.
   int tile_pixels;
 };
-#define DCN_COLUMNS(vector_bytes, features, operators, tile_pixels) \
-  vector_bytes, features, InstructionSet::operators, tile_pixels
-#define DCN_ROW(set) {#set, DCN_TABLE_##set(DCN_COLUMNS)},
+#define DCN_ROW(set, vector_bytes, tile_pixels) {#set, DCN_FEATURES_OF(set), vector_bytes, tile_pixels},
 constexpr InstructionSetRow kInstructionSets[] = {DCN_INSTRUCTION_SETS(DCN_ROW)};
 
 constexpr const InstructionSetRow& RowOf(InstructionSet set) { return kInstructionSets[int(set)]; }
+
+// The operator set of a processor that runs `set`: the set itself, or the last operator set.
+constexpr InstructionSet OperatorSetOf(InstructionSet set) {
+#define DCN_ONE(...) +1
+  constexpr int kOperatorSets = DCN_OPERATOR_SETS(DCN_ONE);
+  return int(set) < kOperatorSets ? set : InstructionSet(kOperatorSets - 1);
+}
 
 // The best set of this processor, up to the one that the environment variable JAX_DCN_CPU_INSTRUCTIONS names. On
 // Intel's processors, that is avx512_bf16 only if the variable names it. It is determined once.

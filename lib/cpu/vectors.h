@@ -1,6 +1,6 @@
-// Vectors of neighbouring channels or samples, as wide as those of the instruction set, or of another number of lanes.
-// Compilers vectorize short loops over arrays only sometimes, and pass vectors that are wider than those of the
-// processor through the stack.
+// Vectors of neighbouring channels or samples, as wide as those of the instruction set, or with another number of
+// lanes. They replace arrays, because compilers vectorize short loops only sometimes. A vector that is wider than those
+// of the processor is made of narrower ones, because compilers would pass it through the stack.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-constexpr int kVectorBytes = DCN_COLUMN(DCN_INSTRUCTION_SET, DCN_VECTOR_BYTES);
+constexpr int kVectorBytes = RowOf(InstructionSet::DCN_INSTRUCTION_SET).vector_bytes;
 constexpr int kLanes = kVectorBytes / sizeof(float);
 constexpr int kNarrow = kLanes / 2;  // lanes of narrower vectors
 
@@ -273,7 +273,8 @@ DCN_INLINE void ForEachVector(int64_t channels, const Body& body) {
   if (c < channels) body(c, Tail<kCount>(channels - c));
 }
 
-// Adds factor · from[i] to sums[i], which do not overlap. What remains after whole vectors is added in narrower ones.
+// Adds factor · from[i] to sums[i]. The arrays do not overlap. What remains after whole vectors is added in narrower
+// ones.
 template <int kCount, typename A, typename T>
 DCN_INLINE void AddProductsBy(A factor, const T* from, int64_t i, int64_t count, A* sums) {
   if constexpr (sizeof(A) * kCount < 16) {

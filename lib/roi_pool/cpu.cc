@@ -62,11 +62,11 @@ void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Ro
 // two matrices with the image, and takes two passes: along y into sums for each column, and from there along x.
 bool IsSeparable(const PoolSizes& sizes, const Rois& rois) { return !rois.offset && sizes.groups() == 1; }
 
-// The columns of the image that the bins of an RoI read, in ascending order, and a vector of channels for each.
+// The columns of the image that the bins of an RoI read, in ascending order, and sums of the channels for each.
 template <typename A>
-class Columns {
+class ColumnSums {
  public:
-  explicit Columns(const PoolSizes& sizes)
+  explicit ColumnSums(const PoolSizes& sizes)
       : channels_(sizes.channels), is_read_(sizes.width), sums_(new A[sizes.width * sizes.channels]) {
     indices_.reserve(sizes.width);
   }
@@ -103,7 +103,7 @@ class Columns {
 
 template <typename T>
 void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWeights<Accumulator<T>>& weights,
-                   Columns<Accumulator<T>>& columns, const T* image, Accumulator<T>* sum, T* out) {
+                   ColumnSums<Accumulator<T>>& columns, const T* image, Accumulator<T>* sum, T* out) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
@@ -138,7 +138,7 @@ struct Band {
 // The transpose of PoolSeparably, in the rows of a band.
 template <typename T>
 void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWeights<Accumulator<T>>& weights,
-                  Columns<Accumulator<T>>& columns, const Band& band, const T* d_roi, Accumulator<T>* d_image) {
+                  ColumnSums<Accumulator<T>>& columns, const Band& band, const T* d_roi, Accumulator<T>* d_image) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
@@ -174,7 +174,7 @@ void XCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_poole
   A* d_image = d_x + band.image * sizes.height * row_size;
   std::fill(d_image + band.begin * row_size, d_image + band.end * row_size, A(0));
   RoiWeights<A> weights(sizes, rois);
-  Columns<A> columns(sizes);
+  ColumnSums<A> columns(sizes);
   for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
     const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
     if (roi.state != RoiState::kValid || roi.image != band.image % sizes.images) continue;
@@ -314,7 +314,7 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
       RoiWeights<A> weights(sizes, rois);
       std::vector<A> sum(features);
       if (IsSeparable(sizes, rois)) {
-        Columns<A> columns(sizes);
+        ColumnSums<A> columns(sizes);
         PoolSeparably(sizes, roi, weights, columns, image, sum.data(), out);
         return;
       }

@@ -60,8 +60,8 @@ void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& po
   }
 }
 
-// Calls store(index, largest) for each bin and feature of the RoIs that are pooled, and fill(index, state) for those of
-// the others. `index` counts the elements of the result.
+// Calls store(index, largest) for each bin and feature of the valid RoIs, and fill(index, state) for those of the other
+// RoIs. `index` counts the elements of the result.
 template <typename T, typename Store, typename Fill>
 void ForEachLargest(Device& device, const PoolSizes& sizes, const Rois& rois, const T* x, const Store& store,
                     const Fill& fill) {

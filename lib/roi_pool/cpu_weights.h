@@ -11,7 +11,8 @@
 
 namespace dcn {
 
-// Appends pixels. ForEachPixel, which belongs to no instruction set, can only inline what belongs to none either.
+// Appends pixels. It is outside of the instruction set's namespace, like ForEachPixel, which could not inline it
+// otherwise.
 template <typename Pixel>
 struct PixelWriter {
   Pixel*& last;

@@ -12,34 +12,34 @@
 namespace dcn {
 namespace {
 
-struct PoolCall {
+struct PoolOperands {
   PoolSizes sizes = {};
   Rois rois = {};
   DType dtype = DType::kF32;
 };
 
 // `x` is x or its cotangent.
-PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
-                        ffi::AnyBuffer rois, std::optional<ffi::AnyBuffer> offset) {
-  PoolCall call;
-  PoolSizes& sizes = call.sizes;
+PoolOperands DecodePooling(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
+                           ffi::AnyBuffer rois, std::optional<ffi::AnyBuffer> offset) {
+  PoolOperands operands;
+  PoolSizes& sizes = operands.sizes;
   checks.Pair(attributes, "output_size", 1, sizes.output);
   checks.Pair(attributes, "group_size", 1, sizes.group);
   checks.Pair(attributes, "part_size", 1, sizes.part);
   const int64_t convention = checks.Attribute(attributes, "convention", int64_t{0});
   checks.Require(0 <= convention && convention <= int64_t(RoiConvention::kUnaligned),
                  "attribute convention is " + std::to_string(convention) + ", must be 0, 1 or 2");
-  if (!checks.ok()) return call;
+  if (!checks.ok()) return operands;
   sizes.convention = RoiConvention(convention);
   checks.Pair(attributes, "points", sizes.is_rounded() ? 1 : 0, sizes.points);
   sizes.spatial_scale = checks.Attribute(attributes, "spatial_scale", 1.0);
   sizes.trans_std = checks.Attribute(attributes, "trans_std", 0.0);
-  call.dtype = CheckedDType(checks, data_type);
+  operands.dtype = CheckedDType(checks, data_type);
   checks.Rank("x", x, 5);
   checks.Rank("rois", rois, 3);
   checks.Type("rois", rois, AccumulatorType(data_type));
   checks.FitsInt32("the number of bins", int64_t{sizes.output[0]} * sizes.output[1]);
-  if (!checks.ok()) return call;
+  if (!checks.ok()) return operands;
 
   const auto shape = x.dimensions();
   sizes.batches = shape[0];
@@ -56,22 +56,22 @@ PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::DataTyp
   }
   checks.Require(sizes.channels % sizes.groups() == 0, "x's channels must be divisible by the cells of group_size");
   checks.Shape("rois", rois, {sizes.batches, sizes.rois, 5});
-  call.rois = {rois.untyped_data(), nullptr};
+  operands.rois = {rois.untyped_data(), nullptr};
   if (offset) {
     checks.Rank("offset", *offset, 5);
     checks.Type("offset", *offset, rois.element_type());
-    if (!checks.ok()) return call;
+    if (!checks.ok()) return operands;
     const int64_t channels = offset->dimensions()[4];
     sizes.classes = channels / 2;
     checks.Require(channels % 2 == 0 && channels > 0 && sizes.features() % sizes.classes == 0,
                    "offset must have two channels for each of a number of classes that divides the features");
     checks.Shape("offset", *offset, {sizes.batches, sizes.rois, sizes.part[0], sizes.part[1], channels});
-    call.rois.offset = offset->untyped_data();
+    operands.rois.offset = offset->untyped_data();
   } else {
     // Without an offset part_size has no effect, and no operand's shape bounds it, so products of it could overflow.
     sizes.part[0] = sizes.part[1] = 1;
   }
-  return call;
+  return operands;
 }
 
 // `pooled` is the result or its cotangent.
@@ -81,58 +81,58 @@ void CheckPooled(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer pooled) 
 }
 
 // Runs Pool or MaxPool.
-ffi::Error RunPooling(Checks& checks, Device::Context context, const PoolCall& call, ffi::AnyBuffer x,
+ffi::Error RunPooling(Checks& checks, Device::Context context, const PoolOperands& operands, ffi::AnyBuffer x,
                       ffi::AnyBuffer pooled, decltype(Pool)* pool) {
-  CheckPooled(checks, call.sizes, pooled);
+  CheckPooled(checks, operands.sizes, pooled);
   checks.Type("x", x, pooled.element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(pool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled.untyped_data()));
+  return ToError(pool(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(), pooled.untyped_data()));
 }
 
 ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
                     ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool");
-  const PoolCall call =
-      DecodePoolCall(checks, attributes, pooled->element_type(), x, rois, OptionalOperand(checks, "offset", offset));
-  return RunPooling(checks, context, call, x, *pooled, Pool);
+  const PoolOperands operands =
+      DecodePooling(checks, attributes, pooled->element_type(), x, rois, OptionalOperand(checks, "offset", offset));
+  return RunPooling(checks, context, operands, x, *pooled, Pool);
 }
 
 ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                           ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool_x_cotangent");
-  const PoolCall call = DecodePoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois,
-                                       OptionalOperand(checks, "offset", offset));
-  CheckPooled(checks, call.sizes, d_pooled);
+  const PoolOperands operands =
+      DecodePooling(checks, attributes, d_pooled.element_type(), *d_x, rois, OptionalOperand(checks, "offset", offset));
+  CheckPooled(checks, operands.sizes, d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(
-      PoolXCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(), d_x->untyped_data()));
+  return ToError(PoolXCotangent(device, operands.dtype, operands.sizes, operands.rois, d_pooled.untyped_data(),
+                                d_x->untyped_data()));
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                                ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool_offset_cotangent");
-  const PoolCall call = DecodePoolCall(checks, attributes, d_pooled.element_type(), x, rois, offset);
-  CheckPooled(checks, call.sizes, d_pooled);
+  const PoolOperands operands = DecodePooling(checks, attributes, d_pooled.element_type(), x, rois, offset);
+  CheckPooled(checks, operands.sizes, d_pooled);
   checks.Type("x", x, d_pooled.element_type());
   const auto shape = offset.dimensions();
   checks.Type("d_offset", *d_offset, offset.element_type());
   if (checks.ok()) checks.Shape("d_offset", *d_offset, {shape[0], shape[1], shape[2], shape[3], shape[4]});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(PoolOffsetCotangent(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+  return ToError(PoolOffsetCotangent(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
                                      d_pooled.untyped_data(), d_offset->untyped_data()));
 }
 
 // The checks of a max pooling, which has no offset, and reads every channel in each bin.
-PoolCall DecodeMaxPoolCall(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
-                           ffi::AnyBuffer rois) {
-  const PoolCall call = DecodePoolCall(checks, attributes, data_type, x, rois, std::nullopt);
-  checks.Require(call.sizes.groups() == 1 && call.sizes.classes == 1, "group_size must be 1");
-  return call;
+PoolOperands DecodeMaxPooling(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
+                              ffi::AnyBuffer rois) {
+  const PoolOperands operands = DecodePooling(checks, attributes, data_type, x, rois, std::nullopt);
+  checks.Require(operands.sizes.groups() == 1 && operands.sizes.classes == 1, "group_size must be 1");
+  return operands;
 }
 
 void CheckArgmax(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer argmax) {
@@ -144,31 +144,31 @@ void CheckArgmax(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer argmax) 
 ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
                        ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool");
-  const PoolCall call = DecodeMaxPoolCall(checks, attributes, pooled->element_type(), x, rois);
-  return RunPooling(checks, context, call, x, *pooled, MaxPool);
+  const PoolOperands operands = DecodeMaxPooling(checks, attributes, pooled->element_type(), x, rois);
+  return RunPooling(checks, context, operands, x, *pooled, MaxPool);
 }
 
 ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
                              ffi::Result<ffi::AnyBuffer> argmax, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool_argmax");
-  const PoolCall call = DecodeMaxPoolCall(checks, attributes, x.element_type(), x, rois);
-  CheckArgmax(checks, call.sizes, *argmax);
+  const PoolOperands operands = DecodeMaxPooling(checks, attributes, x.element_type(), x, rois);
+  CheckArgmax(checks, operands.sizes, *argmax);
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(MaxPoolArgmax(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+  return ToError(MaxPoolArgmax(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
                                static_cast<int32_t*>(argmax->untyped_data())));
 }
 
 ffi::Error MaxPoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                                  ffi::AnyBuffer argmax, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool_x_cotangent");
-  const PoolCall call = DecodeMaxPoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois);
-  CheckPooled(checks, call.sizes, d_pooled);
+  const PoolOperands operands = DecodeMaxPooling(checks, attributes, d_pooled.element_type(), *d_x, rois);
+  CheckPooled(checks, operands.sizes, d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
-  CheckArgmax(checks, call.sizes, argmax);
+  CheckArgmax(checks, operands.sizes, argmax);
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(MaxPoolXCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
+  return ToError(MaxPoolXCotangent(device, operands.dtype, operands.sizes, operands.rois, d_pooled.untyped_data(),
                                    static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
 }
 

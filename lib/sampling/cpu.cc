@@ -178,8 +178,8 @@ DCN_INLINE void DotMany(const SampleTaps<Accumulator<T>>& taps, const T* image, 
   }
 }
 
-// Calls body(taps, batch, first, count) for blocks of points that together are those of all batches, with the block's
-// taps.
+// Calls body(taps, batch, first, count) for blocks of points, which together are the points of all batches, with the
+// taps of each block.
 template <typename A, typename Body>
 void ParallelPoints(Device& device, const SamplingSizes& sizes, const A* locations, const Body& body) {
   constexpr int64_t kGrain = 1 << 16;  // channels of pixels that a range reads
@@ -203,8 +203,8 @@ struct Part {
   int64_t batch, first_pixel, pixels, first_channel, channels;
 };
 
-// How x's cotangent is divided: by images, then by channels, which do not have to locate the same points again in vain,
-// then by pixels, also for the limit on memory.
+// How x's cotangent is divided: by images, then by channels, then by pixels. Each part locates all points of its image,
+// and most of them read no pixel of a part that has few, so pixels are divided last, or for the limit on memory.
 struct PartGrid {
   const SamplingSizes& sizes;
   int64_t pixels, channels;  // of a part
@@ -255,7 +255,7 @@ DCN_INLINE void Scatter(const SampleTaps<Accumulator<T>>& taps, const Part& part
   }
 }
 
-// What a thread needs for its parts.
+// The buffers of a thread, which computes one part after the other.
 template <typename A>
 struct PartBuffers {
   SampleTaps<A> taps;
@@ -307,7 +307,7 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
     using A = Accumulator<T>;
     PreferLargePages(static_cast<T*>(out), sizes.batches * sizes.points * sizes.channels);
     const std::vector<T> zeros(sizes.channels, T(0));
-    // Without pixels, nothing is read, but something must be there to compute with.
+    // Points that read no pixel load the first one, which an empty image lacks.
     const T* const images = sizes.pixels() ? static_cast<const T*>(x) : zeros.data();
     const auto sample = [&](const SampleTaps<A>& taps, int64_t batch, int64_t first, int count) {
       const T* const image = images + batch * sizes.pixels() * sizes.channels;

@@ -8,7 +8,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// Calls body with `value` as a constant, one of the first kCount of its type, so that loops in it have no branches.
+// Calls body with `value`, one of the first kCount of its type, as a constant, so that loops in it have no branches.
 template <int kCount, typename Enum, typename Body>
 DCN_INLINE void WithConstant(Enum value, const Body& body) {
   if constexpr (kCount > 0) {
@@ -101,14 +101,14 @@ void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_s
   });
 }
 
-// The taps of all axes, from those of each.
+// Combines the taps of the axes into those of the samples.
 template <typename A>
 void SampleTaps<A>::Combine() {
   std::fill_n(unread_, kBlockPoints, A(0));
   for (int i = 0; i < sizes_.dims; ++i) {
     for (int p = 0; p < kBlockPoints; ++p) unread_[p] += axes_[i].fraction[p] - axes_[i].fraction[p];
   }
-  // NaN has no pixel on its axis.
+  // A NaN coordinate has no pixel on its axis.
   for (int32_t tap = 0; tap < taps_; ++tap) {
     int32_t* const pixel = &pixel_[tap * kBlockPoints];
     A* const weight = &weight_[tap * kBlockPoints];

@@ -1,7 +1,7 @@
 // The pixels that a block of samples reads, and their weights, for the kernels of the sampling.
 //
-// sample_taps.cc is compiled without fused multiply-adds, because the last bit of a position matters. The kernels in
-// sampling.cc are compiled with them.
+// cpu_taps.cc is compiled without fused multiply-adds, because the last bit of a position matters. The kernels in
+// cpu.cc are compiled with them.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +33,15 @@ class SampleTaps {
  public:
   explicit SampleTaps(const SamplingSizes& sizes);
 
-  // Locates the points from `first` on, `count` of them. What the arrays below have for later ones can be computed
-  // with, but means nothing.
+  // Locates `count` points from `first` on. For points after them, the arrays below hold valid pixels and finite
+  // weights, which are unused.
   void Locate(const A* locations, int64_t batch, int64_t first, int count);
 
   int32_t taps() const { return taps_; }
   // The pixel of the image that each sample reads as its tap, negative if none, and its weight.
   const int32_t* pixel(int32_t tap) const { return &pixel_[tap * kBlockPoints]; }
   const A* weight(int32_t tap) const { return &weight_[tap * kBlockPoints]; }
-  // What a sample is that reads nothing: NaN at NaN, else 0.
+  // The value of a sample that reads nothing: NaN for a NaN location, else 0.
   const A* unread() const { return unread_; }
 
   // Writes the cotangents of the located coordinates. dots[tap · kBlockPoints + i]: the product, over the channels, of

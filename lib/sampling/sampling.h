@@ -3,7 +3,7 @@
 //
 //   out[b, p, :] = sum over pixels i around location p of weight(p, i) · x[b, i, :]
 //
-// sampling_geometry.h defines the pixels and the weights: those of an axis each, multiplied.
+// geometry.h defines the pixels and the weights: those of an axis each, multiplied.
 #pragma once
 
 #include <cstdint>

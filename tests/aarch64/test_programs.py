@@ -89,19 +89,19 @@ def test_mutations_are_found(name, tmp_path):
     assert ", must be " in output
 
 
-# The micro-tile of each product: 8 rows of two vectors.
+# The micro kernel of each product, whose sums are 8 rows of two vectors.
 PRODUCTS = {
-    "float32": ("deform_conv/fused_cpu/kernels.cc", "neon", "MultiplyMicroTile<FloatWords, 8, 272, 1>"),
+    "float32": ("deform_conv/fused_cpu/kernels.cc", "neon", "MicroKernel<FloatWords, 8, 272, 1>"),
     "float32, gradient of the weight": (
         "deform_conv/fused_cpu/kernels.cc",
         "neon",
-        "MultiplyMicroTile<FloatWords, 8, 1, 272>",
+        "MicroKernel<FloatWords, 8, 1, 272>",
     ),
-    "bfloat16": ("deform_conv/fused_cpu/neon_bf16.cc", "neon_bf16", "MultiplyMicroTile<PairWords, 8, 272, 1>"),
+    "bfloat16": ("deform_conv/fused_cpu/neon_bf16.cc", "neon_bf16", "MicroKernel<PairWords, 8, 272, 1>"),
     "bfloat16, gradient of the weight": (
         "deform_conv/fused_cpu/neon_bf16.cc",
         "neon_bf16",
-        "MultiplyMicroTile<PairWords, 8, 1, 272>",
+        "MicroKernel<PairWords, 8, 1, 272>",
     ),
 }
 

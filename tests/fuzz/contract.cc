@@ -256,7 +256,7 @@ const char* FusedCotangents(Device&, const Convolution& convolution, CotangentDi
   REQUIRE(!arrays.d_mask || contract.Holds(arrays.d_mask, PositionCount(s), 4));
   REQUIRE(requested.positions || (!arrays.d_offset && !arrays.d_mask));
   REQUIRE(!requested.weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
-  const Slices slices(convolution);
+  const ChannelSlices slices(convolution);
   REQUIRE(double(slices.count) * slices.channels >= s.channels && slices.channels <= slices.padded_channels);
   REQUIRE(division.num_splits >= 1 && division.num_splits <= kMaxWeightSplits);
   REQUIRE(division.num_planes >= 1 && division.num_planes <= kMaxResidentPlanes);

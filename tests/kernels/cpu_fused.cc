@@ -293,8 +293,8 @@ constexpr Shape kShapes[] = {
     {1, 9, 9, 32, 1, 1, 33, 45, 46, {1, 1}},   // tiles as large as those of large outputs
     {1, 9, 9, 48, 8, 1, 9, 40, 26, {3, 3}},    // with many offset groups, smaller ones
     {3, 7, 9, 40, 1, 1, 6, 40, 45, {1, 2}},    // many tiles that add to the same pixels
-    {2, 140, 2, 65, 1, 1, 2, 139, 2, {1, 1}},  // windows of many rows
-    {2, 140, 2, 9, 1, 1, 2, 128, 1, {1, 1}},   // tiles that read more rows than a window has
+    {2, 140, 2, 65, 1, 1, 2, 139, 2, {1, 1}},  // patches of many rows
+    {2, 140, 2, 9, 1, 1, 2, 128, 1, {1, 1}},   // tiles that read more rows than a patch has
 };
 
 template <typename T>

@@ -20,8 +20,8 @@
 
 // What the compiler may use for the kernels of any set.
 #define DCN_EMULATING "avx2,fma,f16c"
-#undef DCN_FEATURES
-#define DCN_FEATURES(vector_bytes, features, operators, tile_pixels) DCN_EMULATING
+#undef DCN_TARGET
+#define DCN_TARGET DCN_EMULATING
 #define DCN_EMULATED static inline __attribute__((target(DCN_EMULATING)))
 
 namespace dcn_emulated {

@@ -108,8 +108,8 @@ MUTATIONS = {
         "samples.h", "p + kSquare <= pixels{~~ && s + kSquare <= count_~>~~}", "none", "avx2", SIGNAL),
     "corner outside of the image that is read": (
         "samples.h", "address_[k][i] = {~~pixel >= 0 ? read : other~>read~~};", "none", "avx2", WRONG_OR_SIGNAL),
-    "operands of all blocks in one place": (
-        "samples.h", "return kIsForward ? s : {~~block * max_samples_ + ~>~~}s;", "none", "avx2", WRONG),
+    "operands of all strips in one place": (
+        "samples.h", "return kIsForward ? s : {~~strip * max_samples_ + ~>~~}s;", "none", "avx2", WRONG),
     "sums of the weight in the place of another slice": (
         "cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (
@@ -128,17 +128,17 @@ MUTATIONS = {
     "planes that have their sums in one place": (
         "cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", f"data race|{WRONG}"),
     "plane that is rounded before it is set to zero": (
-        "cotangents.h", "{~~progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  //~>//~~} tiles",
+        "cotangents.h", "{~~progress_.prepared_strips.WaitFor(plane, plan_.strips());  //~>//~~} tiles",
         "threads", "avx2", "data race"),
-    "window that has fewer rows than the tile reads": (
-        "cotangents.h", "box.rows() <= {~~plan_.window_rows()~>100~~};", "none", "avx2", SIGNAL),
-    "tile without a window that adds before the one before": (
+    "patch that has fewer rows than the tile reads": (
+        "cotangents.h", "box.rows() <= {~~plan_.patch_rows()~>100~~};", "none", "avx2", SIGNAL),
+    "tile without a patch that adds before the one before": (
         "cotangents.h", "{~~WaitForPixels();~>~~}\n      sums_ =", "threads", "avx2", "data race"),
     "plane that is rounded before it is finished": (
         "cotangents.h", "{~~progress_.finished_tiles.WaitFor(plane, plan_.tiles());~>~~}", "threads", "avx2",
         "data race"),
-    "window that is not zero at first": (
-        "cotangents.h", "std::memset(window_.data() + {~~row~>0~~} * width", "none", "avx2", WRONG),
+    "patch that is not zero at first": (
+        "cotangents.h", "std::memset(patch_.data() + {~~row~>0~~} * width", "none", "avx2", WRONG),
     "workspace for one split": (
         "plan.cc", "{~~SaturatingMultiply(num_splits, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
     "odd end of the columns' pairs": (
@@ -154,10 +154,10 @@ MUTATIONS = {
         "low = (Words)_mm512_permutex2var_epi16((__m512i){~~first~>second~~}, low_order,"
         " (__m512i){~~second~>first~~});",
         "none", "avx512_bf16", WRONG),
-    "rows that do not fill a block of tiles": (
-        "amx.cc", "return {~~(rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows~>rows~~};", "none",
+    "rows that do not fill a block of registers": (
+        "amx.cc", "return {~~(rows + kBlockRows - 1) / kBlockRows * kBlockRows~>rows~~};", "none",
         "amx", SIGNAL),
-    "pairs that do not fill a tile": (
+    "pairs that do not fill a register": (
         "amx.cc", "return ({~~(pixels + 1) / 2 + kWords - 1) / kWords * kWords~>pixels + 1) / 2~~};", "none",
         "amx", WRONG_OR_SIGNAL),
     "cotangent of x that is not zero at first": (
@@ -174,7 +174,7 @@ MUTATIONS = {
 BY_DEFAULT = [
     "tail of channels read past its end",
     "workspace for one split",
-    "rows that do not fill a block of tiles",
+    "rows that do not fill a block of registers",
 ]
 
 

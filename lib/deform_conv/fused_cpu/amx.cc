@@ -9,12 +9,12 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// Products by the tile registers of AMX, each 16 rows of 16 words. An object configures them for its thread.
+// Products by the registers of AMX, each 16 rows of 16 words. An object configures them for its thread.
 class AmxProduct {
  public:
   static constexpr int kValues = 2;
 
-  static int64_t PaddedRows(int64_t rows) { return (rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows; }
+  static int64_t PaddedRows(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
 
   static int64_t Steps(int64_t pixels) { return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords; }
 
@@ -24,9 +24,9 @@ class AmxProduct {
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } configuration;
-    for (int tile = 0; tile < 8; ++tile) {
-      configuration.row_bytes[tile] = kWords * sizeof(float);
-      configuration.rows[tile] = kWords;
+    for (int i = 0; i < 8; ++i) {
+      configuration.row_bytes[i] = kWords * sizeof(float);
+      configuration.rows[i] = kWords;
     }
     Barrier(&configuration);
     _tile_loadconfig(&configuration);
@@ -39,13 +39,13 @@ class AmxProduct {
   template <int kRowStride, int kStepStride>
   void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, Panels<float> b, float* c,
                 int64_t c_stride, bool is_first) const {
-    static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a micro-tile of C is 2 x 2 tiles");
+    static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a block of C has 2 x 2 registers");
     constexpr int64_t kRowBytes = kRowStride * sizeof(float);
     const int64_t b_bytes = b.step * sizeof(float), c_bytes = c_stride * sizeof(float);
     Barrier(a);
     for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel) {
-      for (int64_t row = 0; row < rows; row += kMicroTileRows) {
-        const float* const tile = a + row * kRowStride;
+      for (int64_t row = 0; row < rows; row += kBlockRows) {
+        const float* const a_rows = a + row * kRowStride;
         float* const out = c + row * c_stride + column;
         if (is_first) {
           _tile_zero(0);
@@ -59,8 +59,8 @@ class AmxProduct {
           _tile_loadd(3, out + kWords * c_stride + kWords, c_bytes);
         }
         for (int64_t k = 0; k < steps; k += kWords) {
-          _tile_loadd(4, tile + k, kRowBytes);
-          _tile_loadd(5, tile + kWords * kRowStride + k, kRowBytes);
+          _tile_loadd(4, a_rows + k, kRowBytes);
+          _tile_loadd(5, a_rows + kWords * kRowStride + k, kRowBytes);
           _tile_loadd(6, b.first + k * b.step, b_bytes);
           _tile_loadd(7, b.first + k * b.step + kWords, b_bytes);
           _tile_dpbf16ps(0, 4, 6);
@@ -90,7 +90,7 @@ class AmxProduct {
   }
 
  private:
-  static constexpr int kWords = 16, kMicroTileRows = 2 * kWords;
+  static constexpr int kWords = 16, kBlockRows = 2 * kWords;
   static constexpr int kPairsStride = kMaxCotangentTilePixels / 2 + kWords;  // an odd number of cache lines
 
   // GCC's intrinsics do not say what memory they read, so pending stores must be forced out first.

@@ -1,10 +1,12 @@
-// The cotangents of a fused convolution, tile by tile and tap by tap: a product makes the cotangents of the columns;
-// one loop over the samples reads their corners for the cotangents of the positions, makes the columns again, and adds
-// to the cotangent of x; and a product of the columns and the cotangent of y adds to the cotangent of the weight.
+// The cotangents of a fused convolution, tile by tile and tap by tap. First a product makes the cotangents of the
+// columns. Then one loop over the samples reads their corners for the cotangents of the positions, makes the columns
+// again, and adds to the cotangent of x. At last a product of the columns and the cotangent of y adds to the cotangent
+// of the weight.
 //
-// Threads take the tiles in order: image by image, and slice by slice of the channels. Three results are sums over
-// several tiles, which add to them in this order, too. For the cotangents of positions and of the weight, a tile waits
-// tap by tap. For the cotangent of x, it has sums of its own, and waits before it adds them to those of the plane.
+// Threads take the tiles in order: image by image, and channel slice by channel slice. Three results are sums over
+// several tiles, which are added in this order, too. For the cotangents of positions and of the weight, a tile waits
+// for earlier tiles tap by tap. For the cotangent of x, it adds up in a patch of its own, and waits before it adds the
+// patch to the sums of the plane.
 #pragma once
 
 #include <algorithm>
@@ -36,19 +38,7 @@ class Cotangents {
     if (requested.x || requested.positions) {
       device.ParallelFor(weight_tasks, [&](int64_t task) { PackWeight(plan, arrays, task); });
     }
-    const std::vector<T> zeros(sizes.group_channels());
-    const int64_t tasks_of_plane = plan.chunks() + plan.tiles(), blocks = plan.planes() + plan.resident_planes();
-    const int64_t tasks = blocks * tasks_of_plane;
-    Progress progress(plan.planes(), plan.tiles(), blocks);
-    const auto make = [&] { return Cotangents(plan, arrays, zeros.data(), progress); };
-    device.ParallelFor(tasks, make, [&](Cotangents& worker, int64_t task) {
-      const int64_t block = task / tasks_of_plane, in_block = task % tasks_of_plane;
-      if (in_block < plan.chunks()) {
-        worker.RecycleChunk(block, in_block);
-      } else if (block < plan.planes()) {
-        worker.ComputeTile(block, in_block - plan.chunks());
-      }
-    });
+    RunPhases(device, plan, arrays);
     if (!requested.weight) return;
     if (sizes.pixels() == 0) {
       const int64_t size = sizes.taps() * plan.convolution.group_channels() * plan.convolution.product.features;
@@ -64,7 +54,7 @@ class Cotangents {
   static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
 
   // Sums of the cotangent of x, for some pixels of a plane.
-  struct InputSums {
+  struct XSums {
     float* data;
     int64_t stride;  // floats of a pixel
     int64_t first_pixel = 0;
@@ -84,7 +74,21 @@ class Cotangents {
         d_columns_stride_(plan.slices.padded_channels + kLineFloats),
         d_columns_(Element::MatrixProduct::PaddedRows(plan.tiling.max_pixels()) * d_columns_stride_),
         unread_(plan.slices.padded_channels),
-        window_(plan.WindowFloats()) {}
+        patch_(plan.PatchFloats()) {}
+
+  static void RunPhases(Device& device, const CotangentPlan& plan, const FusedCotangentArrays& arrays) {
+    const std::vector<T> zeros(plan.convolution.sizes.group_channels());
+    Progress progress(plan.planes(), plan.tiles(), plan.phases());
+    const auto make = [&] { return Cotangents(plan, arrays, zeros.data(), progress); };
+    device.ParallelFor(plan.phases() * plan.phase_tasks(), make, [&](Cotangents& worker, int64_t task) {
+      const int64_t phase = task / plan.phase_tasks(), in_phase = task % plan.phase_tasks();
+      if (in_phase < plan.strips()) {
+        worker.PrepareStrip(phase, in_phase);
+      } else if (phase < plan.planes()) {
+        worker.ComputeTile(phase, in_phase - plan.strips());
+      }
+    });
+  }
 
   static T* PackedWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     return reinterpret_cast<T*>(arrays.workspace) +
@@ -92,13 +96,13 @@ class Cotangents {
   }
   static float* WeightSums(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t split, int64_t tap,
                            int64_t slice) {
-    const Slices& slices = plan.slices;
+    const ChannelSlices& slices = plan.slices;
     return arrays.workspace + slices.PackedWeight(plan.requested) +
            ((split * plan.convolution.sizes.taps() + tap) * slices.count + slice) *
                plan.convolution.product.group_features() * slices.padded_channels;
   }
   // The index of the first element of a tap and a slice in the weight and its cotangent.
-  static int64_t WeightIndex(const CotangentPlan& plan, int64_t tap, const CotangentPlan::Slice& slice) {
+  static int64_t WeightIndex(const CotangentPlan& plan, int64_t tap, const CotangentPlan::ChannelSlice& slice) {
     const Product& product = plan.convolution.product;
     return (tap * plan.convolution.group_channels() + slice.in_group) * product.features +
            slice.group * product.group_features();
@@ -108,7 +112,7 @@ class Cotangents {
   static void PackWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     const Product& product = plan.convolution.product;
     const int64_t features = product.group_features();
-    const CotangentPlan::Slice slice = plan.slice(task % plan.slices.count);
+    const CotangentPlan::ChannelSlice slice = plan.slice(task % plan.slices.count);
     const T* const from = static_cast<const T*>(arrays.weight) + WeightIndex(plan, task / plan.slices.count, slice);
     T* to = PackedWeight(plan, arrays, task);
     for (int64_t block = 0; block < features; block += kBlockValues) {
@@ -130,7 +134,7 @@ class Cotangents {
   static void SumWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     const int64_t tap = task / plan.slices.count, index = task % plan.slices.count;
     const Product& product = plan.convolution.product;
-    const CotangentPlan::Slice slice = plan.slice(index);
+    const CotangentPlan::ChannelSlice slice = plan.slice(index);
     float* const out = arrays.d_weight + WeightIndex(plan, tap, slice);
     for (int64_t first = 0; first < product.group_features(); first += kTransposed) {
       const int64_t end = std::min(first + kTransposed, product.group_features());
@@ -148,8 +152,8 @@ class Cotangents {
   }
 
   // The sums of a plane are in the result if that is float32. Otherwise they are in a buffer of the workspace, which
-  // one plane has after another.
-  InputSums PlaneSums(int64_t plane) const {
+  // several planes have one after the other.
+  XSums PlaneSums(int64_t plane) const {
     if constexpr (sizeof(T) == sizeof(float)) return {XCotangent(plane), convolution_.sizes.channels};
     const int64_t buffer = plane % plan_.resident_planes();
     return {arrays_.workspace + plan_.slices.BeforePlanes(plan_.requested, plan_.division.num_splits) +
@@ -157,7 +161,7 @@ class Cotangents {
             plan_.slices.padded_channels};
   }
 
-  CotangentPlan::Slice SliceOf(int64_t plane) const { return plan_.slice(plan_.slice_index_of(plane)); }
+  CotangentPlan::ChannelSlice SliceOf(int64_t plane) const { return plan_.slice(plan_.slice_index_of(plane)); }
 
   T* XCotangent(int64_t plane) const {
     const Sizes& sizes = convolution_.sizes;
@@ -165,35 +169,36 @@ class Cotangents {
            SliceOf(plane).channel;
   }
 
-  // Rounds a chunk of the sums of the plane that had the buffer before, and sets it to zero for plane `block`. The last
-  // blocks are no planes: they only round.
-  void RecycleChunk(int64_t block, int64_t chunk) {
-    const Sizes& sizes = convolution_.sizes;
-    const int64_t first = chunk * plan_.kChunkPixels;
-    const int64_t end = std::min(first + plan_.kChunkPixels, sizes.height * sizes.width);
-    if constexpr (sizeof(T) != sizeof(float)) {
-      if (const int64_t plane = block - plan_.resident_planes(); plane >= 0) {
-        progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  // tiles that read no pixel have not waited
-        progress_.finished_tiles.WaitFor(plane, plan_.tiles());
-        const InputSums sums = PlaneSums(plane);
-        const int64_t channels = SliceOf(plane).channels;
-        T* const out = XCotangent(plane);
-        for (int64_t p = first; p < end; ++p) Element::Round(sums.At(p), channels, out + p * sizes.channels);
-      }
-    }
-    if (block < plan_.planes()) {
-      const int64_t channels = SliceOf(block).channels;
-      const InputSums sums = PlaneSums(block);
-      for (int64_t p = first; p < end; ++p) std::memset(sums.At(p), 0, channels * sizeof(float));
-    }
-    progress_.recycled_chunks.Increment(block);
+  // Prepares a strip of the sums of the phase's plane: rounds the plane that had them before, and sets them to zero.
+  void PrepareStrip(int64_t phase, int64_t strip) {
+    const int64_t first = strip * plan_.kPlaneStripPixels;
+    const int64_t end = std::min(first + plan_.kPlaneStripPixels, convolution_.sizes.height * convolution_.sizes.width);
+    if (const int64_t plane = plan_.RoundedPlane(phase); plane >= 0) RoundPixels(plane, first, end);
+    if (phase < plan_.planes()) ClearPixels(phase, first, end);
+    progress_.prepared_strips.Increment(phase);
+  }
+
+  // Rounds the sums of pixels [first, end) of a plane to the result, when all of the plane's tiles have added to them.
+  void RoundPixels(int64_t plane, int64_t first, int64_t end) {
+    progress_.prepared_strips.WaitFor(plane, plan_.strips());  // tiles that read no pixel have not waited
+    progress_.finished_tiles.WaitFor(plane, plan_.tiles());
+    const XSums sums = PlaneSums(plane);
+    const int64_t channels = SliceOf(plane).channels;
+    T* const out = XCotangent(plane);
+    for (int64_t p = first; p < end; ++p) Element::Round(sums.At(p), channels, out + p * convolution_.sizes.channels);
+  }
+
+  void ClearPixels(int64_t plane, int64_t first, int64_t end) {
+    const int64_t channels = SliceOf(plane).channels;
+    const XSums sums = PlaneSums(plane);
+    for (int64_t p = first; p < end; ++p) std::memset(sums.At(p), 0, channels * sizeof(float));
   }
 
   void ComputeTile(int64_t plane, int64_t tile_in_plane) {
     plane_ = plane;
     tile_in_plane_ = tile_in_plane;
     image_ = plan_.image_of(plane);
-    index_ = plan_.slice_index_of(plane);
+    slice_index_ = plan_.slice_index_of(plane);
     slice_ = SliceOf(plane);
     const RequestedCotangents& requested = plan_.requested;
     const int64_t tile_index = image_ * plan_.tiles() + tile_in_plane, taps = convolution_.sizes.taps();
@@ -206,7 +211,7 @@ class Cotangents {
     progress.SetLocated(samples_.box());
     ReadOutputCotangent(pixels);
     if (requested.weight) d_y_.End(pixels, features);
-    if (requested.x) BeginInputSums();
+    if (requested.x) BeginXSums();
     const int64_t split = plan_.split(tile_index), tile_before = plan_.TileBefore(tile_index);
     for (int32_t tap = 0; tap < taps; ++tap) {
       if (requested.x || requested.positions) MultiplyByWeight(pixels, tap);
@@ -216,49 +221,50 @@ class Cotangents {
       if (!requested.weight) continue;
       columns_.End(pixels, slice_.channels);
       if (tile_before >= 0) {
-        progress_.Of(plan_.plane(tile_before / plan_.tiles(), index_), tile_before % plan_.tiles())
+        progress_.Of(plan_.plane(tile_before / plan_.tiles(), slice_index_), tile_before % plan_.tiles())
             .WaitFor(TileProgress::WeightAdded(tap));
       }
-      d_y_.AddWeightSums(product_, columns_, features, slice_.channels, WeightSums(plan_, arrays_, split, tap, index_),
-                         plan_.slices.padded_channels, tile_before < 0);
+      d_y_.AddWeightSums(product_, columns_, features, slice_.channels,
+                         WeightSums(plan_, arrays_, split, tap, slice_index_), plan_.slices.padded_channels,
+                         tile_before < 0);
       progress.Set(TileProgress::WeightAdded(tap));
     }
-    if (requested.x) EndInputSums();
+    if (requested.x) EndXSums();
     progress.Set(TileProgress::Finished(taps));
     progress_.finished_tiles.Increment(plane);
   }
 
-  // The sums of the tile are in a window, which has the rows and the columns that its samples read. If these are too
-  // many rows, the tile adds to the sums of the plane.
-  void BeginInputSums() {
+  // The tile adds up in its patch, which has the rows and the columns that its samples read. If these are too many
+  // rows, the tile adds to the sums of the plane.
+  void BeginXSums() {
     const PixelBox& box = samples_.box();
-    is_windowed_ = box.is_empty() || box.rows() <= plan_.window_rows();
-    if (!is_windowed_) {
+    has_patch_ = box.is_empty() || box.rows() <= plan_.patch_rows();
+    if (!has_patch_) {
       WaitForPixels();
       sums_ = PlaneSums(plane_);
       return;
     }
-    sums_ = {window_.data(), plan_.window_stride()};
+    sums_ = {patch_.data(), plan_.patch_stride()};
     if (box.is_empty()) return;
     const int64_t width = convolution_.sizes.width;
     sums_.first_pixel = box.first_row * width + box.first_column;
     for (int64_t row = 0; row < box.rows(); ++row) {
-      std::memset(window_.data() + row * width * sums_.stride, 0, box.columns() * sums_.stride * sizeof(float));
+      std::memset(patch_.data() + row * width * sums_.stride, 0, box.columns() * sums_.stride * sizeof(float));
     }
   }
 
-  void EndInputSums() {
+  void EndXSums() {
     const PixelBox& box = samples_.box();
-    if (!is_windowed_ || box.is_empty()) return;
+    if (!has_patch_ || box.is_empty()) return;
     WaitForPixels();
-    const InputSums plane = PlaneSums(plane_);
+    const XSums plane = PlaneSums(plane_);
     const int64_t channels = slice_.channels;
     for (int64_t row = box.first_row; row <= box.last_row; ++row) {
       const int64_t first = row * convolution_.sizes.width + box.first_column;
       for (int64_t p = first; p < first + box.columns(); ++p) {
         const float* const from = sums_.At(p);
         float* const to = plane.At(p);
-        // Rows of a window are short, and a slice has only some channels of each pixel, so hardware prefetches little.
+        // Rows of a patch are short, and a slice has only some channels of each pixel, so hardware prefetches little.
         // A prefetch past the end of an array does nothing.
         const float* const ahead = plane.At(p + kPrefetchPixels);
         for (int64_t c = 0; c < channels; c += kLineFloats) __builtin_prefetch(ahead + c, 1);
@@ -271,7 +277,7 @@ class Cotangents {
   // Waits until the plane's sums have been set to zero, and the tiles before have added to the pixels of this one.
   void WaitForPixels() {
     const int64_t finished = TileProgress::Finished(convolution_.sizes.taps());
-    progress_.recycled_chunks.WaitFor(plane_, plan_.chunks());
+    progress_.prepared_strips.WaitFor(plane_, plan_.strips());
     if (settled_plane_ != plane_) settled_plane_ = plane_, settled_tiles_ = 0;
     while (settled_tiles_ < tile_in_plane_ && progress_.Of(plane_, settled_tiles_).Has(finished)) ++settled_tiles_;
     for (int64_t tile = settled_tiles_; tile < tile_in_plane_; ++tile) {
@@ -294,7 +300,7 @@ class Cotangents {
 
   void MultiplyByWeight(int64_t pixels, int32_t tap) {
     const int64_t features = convolution_.product.group_features(), panels = (slice_.channels + kPanel - 1) / kPanel;
-    const T* packed = PackedWeight(plan_, arrays_, tap * plan_.slices.count + index_);
+    const T* packed = PackedWeight(plan_, arrays_, tap * plan_.slices.count + slice_index_);
     for (int64_t f = 0; f < features; f += kBlockValues) {
       const int64_t length = std::min(kBlockValues, features - f), steps = length / kValues;
       product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, steps, d_y_.Row(0, f),
@@ -340,16 +346,16 @@ class Cotangents {
     const T* const image =
         static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * channels + slice_.channel + c;
     const T* const zeros = zeros_;
-    const InputSums sums = sums_;
+    const XSums sums = sums_;
     float *const unread = unread_.data(), *const dots = dots_;
     const float* const d_columns = d_columns_.data() + c;
     const auto differentiate = [&](const auto count) DCN_INLINED {
-      for (int64_t first = 0; first < pixels; first += kBlockPixels) {
-        const SampleCorners& corners = samples_.Corners(first / kBlockPixels, sample);
-        const CornerAddresses<const T> addresses(corners, image, channels, zeros);
-        const CornerAddresses<float> sum_addresses(corners, kOfX ? sums.data + c : unread, sums.stride, unread,
-                                                   sums.first_pixel);
-        for (int64_t i = 0; i < PixelsOfBlock(first, pixels); ++i) {
+      for (int64_t first = 0; first < pixels; first += kStripPixels) {
+        const StripCorners& corners = samples_.Corners(first / kStripPixels, sample);
+        const StripAddresses<const T> addresses(corners, image, channels, zeros);
+        const StripAddresses<float> sum_addresses(corners, kOfX ? sums.data + c : unread, sums.stride, unread,
+                                                  sums.first_pixel);
+        for (int64_t i = 0; i < PixelsOfStrip(first, pixels); ++i) {
           const int64_t p = first + i;
           const T* corner[4];
           float weight[4];
@@ -385,11 +391,11 @@ class Cotangents {
     const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;
     for (int64_t p = 0; p < pixels; ++p) {
-      const int64_t block = p / kBlockPixels, i = p % kBlockPixels;
-      const SampleOperands& operands = samples_.Operands(block, sample_in_pixel);
+      const int64_t strip = p / kStripPixels, i = p % kStripPixels;
+      const StripOperands& operands = samples_.Operands(strip, sample_in_pixel);
       const float y = operands.y[i], x = operands.x[i], mask = operands.mask[i];
       float d_row = 0 * (y + x), d_column = d_row, d_mask_value = d_row;  // NaN where the location is
-      if (samples_.Corners(block, sample_in_pixel).is_inside(i)) {
+      if (samples_.Corners(strip, sample_in_pixel).is_inside(i)) {
         const float* const dot = dots_ + 4 * p;
         const float top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
         const float left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];
@@ -413,18 +419,18 @@ class Cotangents {
   const T* zeros_;
   Progress& progress_;
 
-  int64_t plane_ = 0, tile_in_plane_ = 0, image_ = 0, index_ = 0;
-  CotangentPlan::Slice slice_ = {};
-  InputSums sums_ = {};
-  bool is_windowed_ = true;
+  int64_t plane_ = 0, tile_in_plane_ = 0, image_ = 0, slice_index_ = 0;
+  CotangentPlan::ChannelSlice slice_ = {};
+  XSums sums_ = {};
+  bool has_patch_ = true;
   int64_t settled_plane_ = -1, settled_tiles_ = 0;  // the first tiles of a plane, all of which are finished
 
-  Samples<false> samples_;
+  TileSamples<false> samples_;
   typename Element::Columns columns_;
   typename Element::OutputCotangent d_y_;
   int64_t d_columns_stride_;
   AlignedVector<float> d_columns_, unread_;
-  UninitializedFloats window_;
+  UninitializedFloats patch_;
   alignas(64) float dots_[4 * kMaxCotangentTilePixels];  // of a sample's corners and the cotangent of its column
   typename Element::MatrixProduct product_;              // the last member, since it may change the thread's state
 };

@@ -25,10 +25,10 @@ struct Widened {
     count <= kNarrow ? BlendBy<kNarrow>(corner, weight, count, out) : BlendBy<kLanes>(corner, weight, count, out);
   }
 
-  // The channels that are computed at a time with vectors of `lanes`.
+  // How many channels are computed at a time with vectors of `lanes`.
   static constexpr int64_t VectorChannels(int64_t lanes) { return lanes; }
 
-  // The channel that value `v` of a slice or a block of K has.
+  // The channel of value `v` in a channel slice or a block of K.
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }
 
   // The panels of a packed weight.
@@ -96,7 +96,7 @@ struct Widened {
     AlignedVector<float> words_;
   };
 
-  // The fewest lanes of the vectors for a segment of channels, with which `Differentiate` is called.
+  // The lanes of the narrowest vectors that `Differentiate` is called with.
   static constexpr int kNarrowest = kNarrow;
 
   // Reads channels [c, c + count) of a sample's corners, and of the cotangent of its column, and computes what is

@@ -1,4 +1,4 @@
-// The forward of a fused convolution: samples of a block of K go to rows of a buffer, which are multiplied at once.
+// The forward of a fused convolution: the samples of a block of K go to rows of a buffer, and are multiplied at once.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class Forward {
  private:
   static constexpr int64_t kValues = Element::MatrixProduct::kValues;
 
-  // K is ordered by taps, then by channels of a feature group. A block of it has whole taps where it can.
+  // K is ordered by taps, then by channels of a feature group. A block of K has whole taps where possible.
   Forward(const Convolution& convolution, const FusedForwardArrays& arrays)
       : convolution_(convolution),
         arrays_(arrays),
@@ -55,8 +55,8 @@ class Forward {
     return reinterpret_cast<T*>(arrays_.workspace) + (group * k_ + begin) * padded_features_;
   }
 
-  // Packs a block of K of the weight [taps, channels of a group, features], panel by panel. Only where pairs are
-  // multiplied; otherwise the product packs panels when it needs them.
+  // Packs a block of K of the weight [taps, channels of a group, features], panel by panel, for products of pairs.
+  // Other products pack a panel when they need it.
   void PackBlock(int64_t group, int64_t begin) const {
     const int64_t length = BlockLength(begin), all_features = convolution_.product.features;
     const T* const from = static_cast<const T*>(arrays_.weight) + group * group_features_;
@@ -93,7 +93,7 @@ class Forward {
   };
 
   struct Buffers {
-    Samples<true> samples;
+    TileSamples<true> samples;
     std::vector<Segment> segments;
     int64_t sums_stride;
     AlignedVector<float> rows, sums;
@@ -125,7 +125,7 @@ class Forward {
     }
   }
 
-  // In blocks of pixels: samples of neighbouring taps share pixels of x, which stay in the caches.
+  // Strip by strip, because the samples of neighbouring taps share pixels of x, which stay in the caches.
   void SampleBlock(const OutputTile& tile, int64_t group, int64_t begin, Buffers& buffers) const {
     const Sizes& sizes = convolution_.sizes;
     const int64_t length = BlockLength(begin);
@@ -141,16 +141,16 @@ class Forward {
           {offset_group * sizes.taps() + tap, channel, count, buffers.rows.data() + k / kValues});
     }
     const T* const image = static_cast<const T*>(arrays_.x) + tile.image * sizes.height * sizes.width * sizes.channels;
-    for (int64_t first = 0; first < tile.pixels(); first += kBlockPixels) {
-      const int64_t pixels = PixelsOfBlock(first, tile.pixels());
+    for (int64_t first = 0; first < tile.pixels(); first += kStripPixels) {
+      const int64_t pixels = PixelsOfStrip(first, tile.pixels());
       for (const Segment& segment : buffers.segments) {
-        const SampleCorners& corners = buffers.samples.Corners(first / kBlockPixels, segment.sample);
+        const StripCorners& corners = buffers.samples.Corners(first / kStripPixels, segment.sample);
         SampleSegment(segment, corners, image, pixels, segment.words + first * kRowWords);
       }
     }
   }
 
-  void SampleSegment(const Segment& segment, const SampleCorners& corners, const T* image, int64_t pixels,
+  void SampleSegment(const Segment& segment, const StripCorners& corners, const T* image, int64_t pixels,
                      float* words) const {
     // A constant number of channels saves the loop over them.
     constexpr int64_t kFew = Element::VectorChannels(kNarrow), kMany = Element::VectorChannels(kLanes);
@@ -164,9 +164,9 @@ class Forward {
     }
   }
 
-  DCN_INLINE void BlendPixels(const SampleCorners& corners, const T* image, int64_t pixels, int64_t count,
+  DCN_INLINE void BlendPixels(const StripCorners& corners, const T* image, int64_t pixels, int64_t count,
                               float* words) const {
-    const CornerAddresses<const T> addresses(corners, image, convolution_.sizes.channels, zeros_.data());
+    const StripAddresses<const T> addresses(corners, image, convolution_.sizes.channels, zeros_.data());
     for (int64_t p = 0; p < pixels; ++p) {
       const T* corner[4];
       float weight[4];

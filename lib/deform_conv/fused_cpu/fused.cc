@@ -10,7 +10,7 @@ namespace dcn {
 namespace {
 
 const FusedKernels& KernelsOf(InstructionSet set, DType dtype) {
-#define DCN_KERNELS_OF(set) set::FusedKernelsFor,
+#define DCN_KERNELS_OF(set, ...) set::FusedKernelsFor,
   constexpr const FusedKernels& (*kKernels[])(DType) = {DCN_INSTRUCTION_SETS(DCN_KERNELS_OF)};
   return kKernels[int(set)](dtype);
 }
@@ -21,7 +21,7 @@ const char* FusedInstructions() { return RowOf(BestInstructionSet()).name; }
 
 int64_t CotangentTasks(const Convolution& convolution) {
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), convolution, false);
-  const Slices slices(convolution);
+  const ChannelSlices slices(convolution);
   const int64_t image_tiles = CotangentTiling(set, convolution.sizes, slices).image_tiles();
   return SaturatingProduct({convolution.sizes.images, image_tiles, slices.count});
 }
@@ -46,7 +46,7 @@ const char* FusedCotangents(Device& device, const Convolution& convolution, Cota
                    sizes.images * sizes.height * sizes.width * sizes.channels * BytesOf(dtype));
   PreferLargePages(arrays.d_offset, 2 * samples);
   PreferLargePages(arrays.d_mask, samples);
-  const Slices slices(convolution);
+  const ChannelSlices slices(convolution);
   const CotangentPlan plan = {convolution, arrays.requested, division, CotangentTiling(set, sizes, slices), slices};
   KernelsOf(set, dtype).cotangents(device, plan, arrays);
   return nullptr;

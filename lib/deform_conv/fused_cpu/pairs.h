@@ -1,8 +1,8 @@
-// bfloat16 in words of two.
+// Pairs of bfloat16, each in a word.
 //
-// A vector of kPairChannels channels has the even ones in the low and the odd ones in the high half of its words. Sums
-// and products have the even ones first, then the odd ones: that order needs no shuffles, and the weight is packed in
-// it.
+// A vector of kPairChannels channels has the even ones in the low halves of its words, and the odd ones in the high
+// halves. Sums and products have first the even ones, then the odd ones: this order needs no shuffles. The weight is
+// packed in this order.
 #pragma once
 
 #include <algorithm>

@@ -9,15 +9,15 @@
 namespace dcn {
 namespace {
 
-#define DCN_CHECK_TILE(set) \
+#define DCN_CHECK_TILE(set, ...) \
   static_assert(RowOf(InstructionSet::set).tile_pixels <= kMaxCotangentTilePixels, "buffers would be too small");
 DCN_INSTRUCTION_SETS(DCN_CHECK_TILE)
 
-// Every tile reads the weight, group by group. If a group's does not fit in the caches, larger tiles read it less
-// often.
+// Every tile reads the weight, group by group. If the weight of a group does not fit in the caches, larger tiles read
+// it less often.
 constexpr int64_t kLargeWeightBytes = 4 << 20, kMaxTilePixels = 352;
 
-// With many offset groups, smaller tiles keep the arrays of the samples in the L2 cache. The product needs some rows.
+// With many offset groups, smaller tiles keep the samples' arrays in the L2 cache, but a product needs enough rows.
 constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
 
 // A small output has at least kMinTiles tiles, so that several threads have work, unless they would be too small.
@@ -26,47 +26,49 @@ constexpr int64_t kMinTiles = 8, kMinTilePixels = 28;
 // The cotangents have at least kMinCotangentTasks tasks, unless their tiles would be too small.
 constexpr int64_t kMinCotangentTasks = 320, kMinCotangentPixels = 64;
 
-// Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats if two planes need it. Beside
-// the packed weight and one split, planes may always take kMinPlaneFloats, or those of one plane.
+// Limits of the cotangents' workspace, in floats: kWorkspaceFloats, or kMaxWorkspaceFloats where two planes would not
+// fit otherwise. Planes may always take kMinPlaneFloats, or what one plane takes, beside the packed weight and one
+// split.
 constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20, kMinPlaneFloats = 1 << 20;
 
-// There are as many splits and planes as so many threads can work on.
+// There are enough splits and planes to occupy this many threads.
 constexpr int64_t kThreads = 64;
 
 int64_t CeilDivide(int64_t size, int64_t by) { return size / by + (size % by != 0); }
 int64_t RoundUp(int64_t size, int64_t multiple) { return SaturatingMultiply(CeilDivide(size, multiple), multiple); }
 
-// The elements of a weight whose features are padded.
+// The number of elements of the weight if its features are padded.
 int64_t PackedSize(const Convolution& convolution) {
   const int64_t features = RoundUp(convolution.product.group_features(), kFeaturePadding);
   return SaturatingProduct({convolution.sizes.taps(), convolution.sizes.channels, features});
 }
 
-// How many floats have room for so many elements, which are even or saturated.
+// How many floats hold this number of elements, which is even or saturated.
 int64_t PackedFloats(DType dtype, int64_t elements) {
   const bool is_halved = BytesOf(dtype) == 2 && elements < std::numeric_limits<int64_t>::max();
   return is_halved ? elements / 2 : elements;
 }
 
-// The tiles of a plane, as large as most instruction sets have them: the division must be the same for all.
-int64_t NominalTiles(const Sizes& sizes, const Slices& slices) {
+// The tiles of a plane with the first instruction set's tile size, since the division must be the same for all sets.
+int64_t NominalTiles(const Sizes& sizes, const ChannelSlices& slices) {
   return std::max<int64_t>(1, CotangentTiling(InstructionSet{}, sizes, slices).image_tiles());
 }
 
-// How many planes' sums let all threads work: those whose tiles they compute, one that is being rounded, and one more.
-int64_t UsefulPlanes(const Sizes& sizes, const Slices& slices) {
+// How many planes need sums at a time to occupy all threads: those whose tiles they compute, one that is being rounded,
+// and one more.
+int64_t UsefulPlanes(const Sizes& sizes, const ChannelSlices& slices) {
   const int64_t planes = SaturatingMultiply(sizes.images, slices.count);
   return std::clamp<int64_t>(planes, 1, 2 + CeilDivide(kThreads, NominalTiles(sizes, slices)));
 }
 
-// As many splits as let all threads work, if the workspace has room for them. They do not depend on what is requested,
-// so the bits of a cotangent do not depend on which others are.
-int64_t ChooseSplits(const Sizes& sizes, const Slices& slices) {
+// The number of splits that occupies all threads, or fewer if the workspace lacks room. It does not depend on what is
+// requested, so the bits of a cotangent do not depend on which other ones are requested.
+int64_t ChooseSplits(const Sizes& sizes, const ChannelSlices& slices) {
   const int64_t planes = SaturatingMultiply(UsefulPlanes(sizes, slices), slices.plane_size);
   const int64_t few_planes = std::min(planes, kWorkspaceFloats / 2), one_plane = std::min(planes, slices.plane_size);
   const int64_t room = std::min(kWorkspaceFloats - few_planes, kMaxWorkspaceFloats - one_plane) - slices.packed_size;
   const int64_t most = room / std::max<int64_t>(1, slices.weight_size);
-  // Tiles of one slice that threads compute at the same time: some planes of other slices are between those of one.
+  // Tiles of one slice that threads compute at the same time. Between the planes of a slice there are those of others.
   const int64_t tiles = std::min(kThreads, std::max(NominalTiles(sizes, slices), CeilDivide(kThreads, slices.count)));
   const int64_t all_tiles = SaturatingMultiply(NominalTiles(sizes, slices), std::max<int64_t>(1, sizes.images));
   const int64_t useful = CeilDivide(std::min(tiles, all_tiles), SplitRun(sizes));
@@ -75,7 +77,7 @@ int64_t ChooseSplits(const Sizes& sizes, const Slices& slices) {
 
 }  // namespace
 
-Slices::Slices(const Convolution& convolution) {
+ChannelSlices::ChannelSlices(const Convolution& convolution) {
   const auto& [dtype, sizes, positions, product] = convolution;
   const int64_t group_channels = convolution.group_channels();
   channels = std::min(kMaxChannels, group_channels);
@@ -87,7 +89,7 @@ Slices::Slices(const Convolution& convolution) {
   plane_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
 }
 
-int64_t Slices::BeforePlanes(RequestedCotangents requested, int64_t num_splits) const {
+int64_t ChannelSlices::BeforePlanes(RequestedCotangents requested, int64_t num_splits) const {
   return SaturatingAdd(PackedWeight(requested), requested.weight ? SaturatingMultiply(num_splits, weight_size) : 0);
 }
 
@@ -96,7 +98,7 @@ InstructionSet InstructionSetFor(InstructionSet best, const Convolution& convolu
   const bool has_pairs = convolution.dtype == DType::kBF16 && convolution.group_channels() % pair == 0 &&
                          convolution.sizes.group_channels() % pair == 0 &&
                          (is_forward || convolution.product.group_features() % pair == 0);
-  return has_pairs ? best : RowOf(best).operators;
+  return has_pairs ? best : OperatorSetOf(best);
 }
 
 Tiling ForwardTiling(InstructionSet set, const Convolution& convolution) {
@@ -107,14 +109,14 @@ Tiling ForwardTiling(InstructionSet set, const Convolution& convolution) {
   return {sizes, std::clamp(sizes.pixels() / kMinTiles, kMinTilePixels, most)};
 }
 
-Tiling CotangentTiling(InstructionSet set, const Sizes& sizes, const Slices& slices) {
+Tiling CotangentTiling(InstructionSet set, const Sizes& sizes, const ChannelSlices& slices) {
   const int64_t pixels =
       SaturatingProduct({sizes.images, sizes.rows, sizes.columns, slices.count}) / kMinCotangentTasks;
   return {sizes, std::clamp<int64_t>(pixels, kMinCotangentPixels, RowOf(set).tile_pixels)};
 }
 
 CotangentDivision ChooseCotangentDivision(const Convolution& convolution, RequestedCotangents requested) {
-  const Slices slices(convolution);
+  const ChannelSlices slices(convolution);
   const int64_t num_splits = ChooseSplits(convolution.sizes, slices);
   if (!requested.x || slices.plane_size == 0) return {num_splits, 1};
   const int64_t before = slices.BeforePlanes(requested, num_splits);
@@ -131,7 +133,7 @@ int64_t FusedForwardWorkspace(const Convolution& convolution) {
 
 int64_t FusedCotangentsWorkspace(const Convolution& convolution, RequestedCotangents requested,
                                  CotangentDivision division) {
-  const Slices slices(convolution);
+  const ChannelSlices slices(convolution);
   const int64_t planes = requested.x ? SaturatingMultiply(division.num_planes, slices.plane_size) : 0;
   return SaturatingAdd(slices.BeforePlanes(requested, division.num_splits), planes);
 }

@@ -1,5 +1,5 @@
-// How a call of the fused convolution is divided: by shapes only, so that results do not depend on the number of
-// threads. And the kernels, which obey that.
+// How a call of the fused convolution is divided into tiles and channel slices, and the kernels of an instruction set.
+// The division does not depend on the number of threads, so results do not either.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace dcn {
 
 constexpr int64_t kMaxCotangentTilePixels = 256;
-constexpr int64_t kSampleBytes = 32;  // of a sample that the forward keeps: SampleCorners in samples.h
+constexpr int64_t kSampleBytes = 32;  // of each sample, in the StripCorners of samples.h
 
 // A rectangle of output pixels.
 struct OutputTile {
@@ -23,7 +23,7 @@ struct OutputTile {
   int64_t pixels() const { return rows * columns; }
 };
 
-// Divides each image of the output into tiles of at most `pixels` pixels, which are as alike as possible.
+// Divides each image of the output into tiles of at most `pixels` pixels, whose sizes are as equal as possible.
 class Tiling {
  public:
   Tiling(const Sizes& sizes, int64_t pixels) : images_(sizes.images), height_(sizes.rows), width_(sizes.columns) {
@@ -53,15 +53,15 @@ class Tiling {
   int64_t images_, height_, width_, rows_, columns_, down_, across_;
 };
 
-// The instruction set of a call's kernels: `best`, or a lower one if `best` multiplies pairs of bfloat16 and the call
-// does not consist of such pairs.
+// The instruction set of a call's kernels: `best`, or its operator set if `best` multiplies pairs of bfloat16 and the
+// call does not consist of such pairs.
 InstructionSet InstructionSetFor(InstructionSet best, const Convolution&, bool is_forward);
 
 Tiling ForwardTiling(InstructionSet, const Convolution&);
 
-// The slices of channels of the cotangents, and the floats of their arrays in the workspace.
-struct Slices {
-  explicit Slices(const Convolution&);
+// The channel slices of the cotangents, and how many floats their arrays take in the workspace.
+struct ChannelSlices {
+  explicit ChannelSlices(const Convolution&);
 
   int64_t PackedWeight(RequestedCotangents requested) const {
     return requested.x || requested.positions ? packed_size : 0;
@@ -71,25 +71,26 @@ struct Slices {
 
   static constexpr int64_t kMaxChannels = 64;
   int64_t channels, padded_channels;  // of a slice
-  int64_t in_group, count;
-  int64_t weight_size, packed_size;  // of one split of the weight's cotangent, and of the packed weight
-  int64_t plane_size;                // of a plane's sums of the cotangent of x, if that has 16 bits
+  int64_t in_group, count;            // slices of a feature group, and of all
+  int64_t weight_size, packed_size;   // of one split of the weight's cotangent, and of the packed weight
+  int64_t plane_size;                 // of a plane's sums of the cotangent of x, if that has 16 bits
 };
 
-Tiling CotangentTiling(InstructionSet, const Sizes&, const Slices&);
+Tiling CotangentTiling(InstructionSet, const Sizes&, const ChannelSlices&);
 
-// How many tiles that follow each other add to one split of the weight's cotangent, each to another tap at a time. In a
-// longer run, later tiles would wait longer for their first tap; shorter runs need more splits.
+// How many consecutive tiles add to the same split of the weight's cotangent. They add to different taps at the same
+// time. In a longer run, later tiles would wait longer for their first tap; shorter runs need more splits.
 inline int64_t SplitRun(const Sizes& sizes) { return (int64_t{sizes.taps()} + 1) / 2; }
 
-// How the cotangents of a call are computed. A plane is one slice of the channels of one image. Threads take the tiles
-// of the planes in order, and fused/cotangents.h says which results of earlier tiles a tile waits for.
+// How the cotangents of a call are computed. A plane is one channel slice of one image. A call has a phase for each
+// plane: its tasks first prepare the sums of the plane's cotangent of x, strip by strip, and then compute the plane's
+// tiles. Threads take the tasks in order; cotangents.h says what a tile waits for.
 struct CotangentPlan {
   const Convolution& convolution;
   RequestedCotangents requested;
   CotangentDivision division;
   Tiling tiling;
-  Slices slices;
+  ChannelSlices slices;
 
   // Planes are counted image by image, and slice by slice.
   int64_t planes() const { return convolution.sizes.images * slices.count; }
@@ -98,8 +99,7 @@ struct CotangentPlan {
   int64_t slice_index_of(int64_t plane) const { return plane % slices.count; }
   int64_t tiles() const { return tiling.image_tiles(); }  // of a plane
   // Tile `i` of an image, in the order in which tiles are computed. Neighbours add to the same pixels, and wait for
-  // each other, so of many tiles those that follow each other lie far apart: a step near the golden section spreads
-  // them evenly.
+  // each other, so consecutive tiles lie far apart: a step near the golden section spreads them evenly.
   OutputTile Tile(int64_t image, int64_t i) const {
     int64_t step = std::max<int64_t>(1, int64_t(0.382 * double(tiles())));
     while (std::gcd(step, tiles()) != 1) ++step;
@@ -108,11 +108,11 @@ struct CotangentPlan {
 
   // The split of the weight's cotangent that a tile adds to; tiles are counted through all images.
   int64_t split(int64_t tile) const { return tile / run() % division.num_splits; }
-  // The tile that adds to this split before; negative if there is none.
+  // The tile before this one among those that add to the same split; negative if there is none.
   int64_t TileBefore(int64_t tile) const {
     return tile % run() ? tile - 1 : tile - 1 - run() * (division.num_splits - 1);
   }
-  // How many splits any tile adds to.
+  // How many splits have tiles that add to them.
   int64_t used_splits() const { return std::min(division.num_splits, 1 + (tiling.count() - 1) / run()); }
   int64_t run() const { return SplitRun(convolution.sizes); }
 
@@ -120,39 +120,47 @@ struct CotangentPlan {
   int64_t resident_planes() const { return HasPlaneSums() ? std::min(division.num_planes, planes()) : 0; }
   bool HasPlaneSums() const { return requested.x && convolution.dtype != DType::kF32; }
 
-  // A tile's own sums of the cotangent of x: rows of pixels, whose strides have an odd number of cache lines, so that
-  // rows do not share few sets of a cache. Only the pages that a tile reaches take memory.
-  static constexpr int64_t kMaxWindowRows = 64, kMaxWindowFloats = 16 << 20;
-  int64_t window_stride() const {
-    return (slices.channels + kLineFloats - 1) / kLineFloats * kLineFloats | kLineFloats;
-  }
-  int64_t window_rows() const {
-    const Sizes& sizes = convolution.sizes;
-    const int64_t row_floats = std::max<int64_t>(1, sizes.width) * window_stride();
-    return requested.x ? std::min({sizes.height, kMaxWindowRows, kMaxWindowFloats / row_floats}) : 0;
-  }
-  int64_t WindowFloats() const { return window_rows() * convolution.sizes.width * window_stride(); }
+  // Planes share the sums in the workspace: the phase of a plane first rounds the plane that had them before. After the
+  // last plane, further phases only round.
+  int64_t phases() const { return planes() + resident_planes(); }
+  int64_t phase_tasks() const { return strips() + tiles(); }
+  // The plane that a phase rounds; negative if there is none.
+  int64_t RoundedPlane(int64_t phase) const { return HasPlaneSums() ? phase - resident_planes() : -1; }
 
-  // The pixels of a plane are set to zero, and rounded, in chunks.
-  static constexpr int64_t kChunkPixels = 2048;
-  int64_t chunks() const {
+  // The strips of a plane's pixels, which are set to zero and rounded one by one.
+  static constexpr int64_t kPlaneStripPixels = 2048;
+  int64_t strips() const {
     const Sizes& sizes = convolution.sizes;
-    return requested.x ? (sizes.height * sizes.width + kChunkPixels - 1) / kChunkPixels : 0;
+    return requested.x ? (sizes.height * sizes.width + kPlaneStripPixels - 1) / kPlaneStripPixels : 0;
   }
 
-  // How many offset groups a slice has at most.
+  // A patch has a tile's own sums of the cotangent of x, in rows of pixels. The stride of a pixel is an odd number of
+  // cache lines, so that pixels spread over the sets of a cache. Only the pages that a tile reaches take memory.
+  static constexpr int64_t kMaxPatchRows = 64, kMaxPatchFloats = 16 << 20;
+  int64_t patch_stride() const { return (slices.channels + kLineFloats - 1) / kLineFloats * kLineFloats | kLineFloats; }
+  int64_t patch_rows() const {
+    const Sizes& sizes = convolution.sizes;
+    const int64_t row_floats = std::max<int64_t>(1, sizes.width) * patch_stride();
+    return requested.x ? std::min({sizes.height, kMaxPatchRows, kMaxPatchFloats / row_floats}) : 0;
+  }
+  int64_t PatchFloats() const { return patch_rows() * convolution.sizes.width * patch_stride(); }
+
+  // How many offset groups a slice has channels of, at most.
   int64_t max_offset_groups() const {
     const Sizes& sizes = convolution.sizes;
     return std::min(sizes.offset_groups, 2 + (slices.channels - 1) / sizes.group_channels());
   }
 
-  struct Slice {
-    int64_t group, channel, channels;  // a feature group, and channels of x
-    int64_t in_group;                  // the first of the channels, in the feature group
+  struct ChannelSlice {
+    int64_t group;              // a feature group
+    int64_t channel, channels;  // the first channel of x, and how many
+    int64_t in_group;           // the first channel in the feature group
   };
   // Whether the slice adds to cotangents of positions that the slice before also adds to.
-  bool SharesPositions(const Slice& slice) const { return slice.channel % convolution.sizes.group_channels() != 0; }
-  Slice slice(int64_t index) const {
+  bool SharesPositions(const ChannelSlice& slice) const {
+    return slice.channel % convolution.sizes.group_channels() != 0;
+  }
+  ChannelSlice slice(int64_t index) const {
     const int64_t in_group = index % slices.in_group * slices.channels, group = index / slices.in_group;
     const int64_t group_channels = convolution.group_channels();
     return {group, group * group_channels + in_group, std::min(slices.channels, group_channels - in_group), in_group};
@@ -165,10 +173,10 @@ struct FusedKernels {
   void (*cotangents)(Device&, const CotangentPlan&, const FusedCotangentArrays&);
 };
 
-// Those of avx512_bf16, amx and neon_bf16 multiply pairs of bfloat16, and are for no other type. The channels of a
-// feature group and of an offset group must be multiples of PairChannels. For the cotangents, the features of a feature
-// group must be, too.
-#define DCN_DECLARE(set)                      \
+// The kernels of avx512_bf16, amx and neon_bf16 multiply pairs of bfloat16, and are for no other type. The channels of
+// a feature group and of an offset group must be multiples of PairChannels; for the cotangents, the features of a
+// feature group, too.
+#define DCN_DECLARE(set, ...)                 \
   namespace set {                             \
   const FusedKernels& FusedKernelsFor(DType); \
   }

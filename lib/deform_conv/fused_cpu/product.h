@@ -15,8 +15,8 @@ DCN_BEGIN_TARGET
 namespace {
 
 #if DCN_HAS_NEON_KERNELS
-// A vector whose first element instructions multiply by. The statement hides where it comes from: GCC would load and
-// broadcast some elements by an instruction that occupies an arithmetic pipeline.
+// A vector for instructions that multiply by its first element. The empty statement hides where the element comes from:
+// GCC would broadcast some elements by an instruction that occupies an arithmetic pipeline.
 DCN_INLINE float32x2_t FirstElement(const float* a) {
   float32x2_t vector = {*a, 0};
   __asm__("" : "+w"(vector));
@@ -36,21 +36,22 @@ struct FloatWords {
   }
 };
 
-// The sums of a micro-tile stay in registers: those of its rows, each of two vectors, beside two vectors of B. x86 has
-// 16 registers, or 32 of 64 bytes. Without fused multiply-add, a product needs one, too. aarch64 has 32, of which
-// elements of A need some: 16 sums hide the latency of four multiply-adds at a time.
+// The micro kernel keeps a block of sums in registers: kMicroRows rows of two vectors, beside two vectors of B. x86 has
+// 16 registers, or 32 of 64 bytes. Without fused multiply-add, a product needs a register, too. aarch64 has 32
+// registers, of which elements of A need some; 16 sums hide the latency of four multiply-adds at a time.
 constexpr int kMicroRows = DCN_HAS_NEON_KERNELS ? 8 : kVectorBytes == 64 ? 14 : kVectorBytes == 32 ? 6 : 5;
 constexpr int kMicroVectors = 2;
-constexpr int kPanel = kMicroVectors * kLanes;  // columns of a panel of B, and of a micro-tile
-constexpr int64_t kBlockWords = 256;            // of K, in a product
-// A row of a buffer, with room for a vector. Rows of an odd number of cache lines spread over the cache.
+constexpr int kPanel = kMicroVectors * kLanes;  // columns of a panel of B, and of the micro kernel's block
+constexpr int64_t kBlockWords = 256;            // of K, that are multiplied at once
+// A row of a buffer, with room for a vector at its end. Rows of an odd number of cache lines spread over the sets of a
+// cache.
 constexpr int kRowWords = kBlockWords + kLineFloats;
 
-// Adds A[kRows, steps] · B[steps, kPanel] to C, or sets C where `is_first`. The element of A in row r at step k is at
-// a[r · kRowStride + k · kStepStride].
+// The micro kernel: adds A[kRows, steps] · B[steps, kPanel] to C, or sets C where `is_first`. The element of A in row r
+// at step k is at a[r · kRowStride + k · kStepStride].
 template <typename Word, int kRows, int kRowStride, int kStepStride>
-DCN_NOINLINE void MultiplyMicroTile(const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
-                                    bool is_first) {
+DCN_NOINLINE void MicroKernel(const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
+                              bool is_first) {
   Floats sum[kRows][kMicroVectors] = {};
   if (!is_first) {
     DCN_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -73,19 +74,19 @@ DCN_NOINLINE void MultiplyMicroTile(const float* a, const float* b, int64_t step
   }
 }
 
-// MultiplyMicroTile for the last rows of A, of which there are at most kRows.
+// MicroKernel for the last rows of A, of which there are at most kRows.
 template <typename Word, int kRows, int kRowStride, int kStepStride>
-void MultiplyLastMicroTile(int64_t rows, const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
-                           bool is_first) {
+void LastMicroKernel(int64_t rows, const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
+                     bool is_first) {
   if (rows == kRows) {
-    MultiplyMicroTile<Word, kRows, kRowStride, kStepStride>(a, b, steps, c, c_stride, is_first);
+    MicroKernel<Word, kRows, kRowStride, kStepStride>(a, b, steps, c, c_stride, is_first);
   } else if constexpr (kRows > 1) {
-    MultiplyLastMicroTile<Word, kRows - 1, kRowStride, kStepStride>(rows, a, b, steps, c, c_stride, is_first);
+    LastMicroKernel<Word, kRows - 1, kRowStride, kStepStride>(rows, a, b, steps, c, c_stride, is_first);
   }
 }
 
 // B of a product: panels of kPanel columns. Only `columns` columns are read, but prefetches, which cannot fault, may
-// lie beyond the end. `step` and `panel` are the distances, in elements, from a row and a panel to the next one.
+// lie beyond the end. `step` and `panel` are the distances in elements from one row, and from one panel, to the next.
 template <typename T>
 struct Panels {
   const T* first;
@@ -98,7 +99,7 @@ Panels<T> PackedPanels(const T* first, int64_t steps) {
   return {first, kPanel, steps * kPanel, INT64_MAX};
 }
 
-// Products by micro-tiles.
+// Products by the micro kernel.
 template <typename Word>
 class RegisterProduct {
  public:
@@ -113,20 +114,20 @@ class RegisterProduct {
   template <int kRowStride, int kStepStride, typename T>
   void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, Panels<T> b, float* c, int64_t c_stride,
                 bool is_first) {
-    const int64_t micro_tiles = (rows + kMicroRows - 1) / kMicroRows;
-    const int64_t prefetched = (steps + micro_tiles - 1) / micro_tiles;  // steps
+    const int64_t row_blocks = (rows + kMicroRows - 1) / kMicroRows;
+    const int64_t prefetched = (steps + row_blocks - 1) / row_blocks;  // steps
     for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel, b.columns -= kPanel) {
       const float* const words = PackedPanel(b, steps);
-      const T* next = b.first + b.panel;  // the next panel is fetched, some steps with every micro-tile
+      const T* next = b.first + b.panel;  // the next panel is prefetched, some steps with every block of rows
       for (int64_t row = 0; row < rows; row += kMicroRows) {
         for (int64_t k = 0; column + kPanel < columns && k < prefetched; ++k, next += b.step) Prefetch(next);
         const float* const a_rows = a + row * kRowStride;
         float* out = c + row * c_stride + column;
         if (row + kMicroRows <= rows) {
-          MultiplyMicroTile<Word, kMicroRows, kRowStride, kStepStride>(a_rows, words, steps, out, c_stride, is_first);
+          MicroKernel<Word, kMicroRows, kRowStride, kStepStride>(a_rows, words, steps, out, c_stride, is_first);
         } else {
-          MultiplyLastMicroTile<Word, kMicroRows - 1, kRowStride, kStepStride>(rows - row, a_rows, words, steps, out,
-                                                                               c_stride, is_first);
+          LastMicroKernel<Word, kMicroRows - 1, kRowStride, kStepStride>(rows - row, a_rows, words, steps, out,
+                                                                         c_stride, is_first);
         }
       }
     }
@@ -139,7 +140,7 @@ class RegisterProduct {
     DCN_UNROLL for (int i = 0; i < kPanel; i += kLine) __builtin_prefetch(row + i, 0, 2);
   }
 
-  // The first panel of B, packed in words: B itself if it is.
+  // The first panel of B, packed in words. B is not copied if it is packed already.
   template <typename T>
   const float* PackedPanel(const Panels<T>& b, int64_t steps) {
     if constexpr (std::is_same_v<T, float>) {

@@ -1,6 +1,6 @@
-// The progress of a call's tiles. Results that several tiles add to are added in a fixed order: a tile waits for the
-// tiles before it. Threads take tiles in order, and allocate nothing after that. So a tile that others wait for has
-// been taken and will be finished: waiting ends, even with a single thread.
+// The progress of a call's tiles. Where several tiles add to the same result, they do so in a fixed order: a tile waits
+// for the tiles before it. Threads take tiles in order, and allocate nothing after they have taken one. So a tile that
+// others wait for has been taken and will be finished: every wait ends, even with a single thread.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ class TileProgress {
   PixelBox box_;
 };
 
-// Counters that threads increment and wait for.
+// Counters that threads increment, and whose counts they wait for.
 class Counters {
  public:
   explicit Counters(int64_t count) : counts_(count) {}
@@ -70,15 +70,15 @@ class Counters {
 
 // The progress of all planes.
 struct Progress {
-  Progress(int64_t planes, int64_t tiles, int64_t blocks)
-      : tiles_of_plane(tiles), tiles(planes * tiles), finished_tiles(planes), recycled_chunks(blocks) {}
+  Progress(int64_t planes, int64_t tiles, int64_t phases)
+      : tiles_of_plane(tiles), tiles(planes * tiles), finished_tiles(planes), prepared_strips(phases) {}
 
   TileProgress& Of(int64_t plane, int64_t tile) { return tiles[plane * tiles_of_plane + tile]; }
 
   int64_t tiles_of_plane;
   std::vector<TileProgress> tiles;
   Counters finished_tiles;   // of each plane
-  Counters recycled_chunks;  // of each block
+  Counters prepared_strips;  // of each phase
 };
 
 }  // namespace dcn

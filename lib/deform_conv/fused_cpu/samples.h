@@ -17,74 +17,75 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// A block has the samples of one tap and one offset group at so many neighbouring pixels of a tile.
-constexpr int kBlockPixels = 16;
-static_assert(kBlockPixels % kLanes == 0, "the last vector would not fit");
+// A strip is a run of kStripPixels neighbouring pixels of a tile. Its samples are located together, for one tap and one
+// offset group at a time.
+constexpr int kStripPixels = 16;
+static_assert(kStripPixels % kLanes == 0, "the last vector would not fit");
 
-// How many pixels the block has that begins at pixel `first` of a tile.
-DCN_INLINE int64_t PixelsOfBlock(int64_t first, int64_t tile_pixels) {
-  return std::min<int64_t>(kBlockPixels, tile_pixels - first);
+// How many pixels of the tile are in the strip that begins at pixel `first`. The rest of the last strip is padding.
+DCN_INLINE int64_t PixelsOfStrip(int64_t first, int64_t tile_pixels) {
+  return std::min<int64_t>(kStripPixels, tile_pixels - first);
 }
 
-struct SampleOperands {
-  float mask[kBlockPixels];
-  float y[kBlockPixels], x[kBlockPixels];  // the offset, which locating replaces by the fraction of the location
+struct StripOperands {
+  float mask[kStripPixels];
+  float y[kStripPixels], x[kStripPixels];  // the offset, which locating replaces by the fraction of the location
 };
 
-struct SampleCorners {
-  float weight[4][kBlockPixels];   // bilinear weight · mask
-  int32_t pixel[4][kBlockPixels];  // in the image, or -1 if the corner is not read
+struct StripCorners {
+  float weight[4][kStripPixels];   // bilinear weight · mask
+  int32_t pixel[4][kStripPixels];  // in the image, or -1 if the corner is not read
 
   // Whether any corner is read.
   DCN_INLINE bool is_inside(int64_t i) const { return (pixel[0][i] & pixel[1][i] & pixel[2][i] & pixel[3][i]) >= 0; }
 };
 
-static_assert(sizeof(SampleCorners) == kSampleBytes * kBlockPixels, "plan.cc would choose other tiles");
+static_assert(sizeof(StripCorners) == kSampleBytes * kStripPixels, "plan.cc would choose other tiles");
 
 // -1 if the row or the column is negative: outside the image.
 DCN_INLINE int32_t PixelIndex(int32_t row, int32_t column, int32_t width) {
   return (row | column) < 0 ? -1 : int32_t(uint32_t(row) * uint32_t(width)) + column;
 }
 
-// The pixels of the image that may be read, for each pixel of a block. A sample that is outside on only one axis is
-// included.
-struct BlockBox {
+// The pixels of the image that the samples of each pixel of a strip may read. A sample that is outside on only one axis
+// counts, too.
+struct StripBox {
   // As unsigned numbers, pixels outside are larger than all others.
-  uint32_t first_row[kBlockPixels], first_column[kBlockPixels];
-  int32_t last_row[kBlockPixels], last_column[kBlockPixels];
+  uint32_t first_row[kStripPixels], first_column[kStripPixels];
+  int32_t last_row[kStripPixels], last_column[kStripPixels];
 
   void Clear() {
-    std::fill_n(first_row, kBlockPixels, INT32_MAX);
-    std::fill_n(first_column, kBlockPixels, INT32_MAX);
-    std::fill_n(last_row, kBlockPixels, -1);
-    std::fill_n(last_column, kBlockPixels, -1);
+    std::fill_n(first_row, kStripPixels, INT32_MAX);
+    std::fill_n(first_column, kStripPixels, INT32_MAX);
+    std::fill_n(last_row, kStripPixels, -1);
+    std::fill_n(last_column, kStripPixels, -1);
   }
   PixelBox box() const {
-    return {int32_t(*std::min_element(first_row, first_row + kBlockPixels)),
-            *std::max_element(last_row, last_row + kBlockPixels),
-            int32_t(*std::min_element(first_column, first_column + kBlockPixels)),
-            *std::max_element(last_column, last_column + kBlockPixels)};
+    return {int32_t(*std::min_element(first_row, first_row + kStripPixels)),
+            *std::max_element(last_row, last_row + kStripPixels),
+            int32_t(*std::min_element(first_column, first_column + kStripPixels)),
+            *std::max_element(last_column, last_column + kStripPixels)};
   }
 };
 
-// How far the tap of a sample is from the first one.
+// The distance of a tap from the first one.
 struct TapDistance {
   double y, x;
 };
 
-// Where the first tap of each pixel of a block lies.
-struct BlockStart {
-  double y[kBlockPixels], x[kBlockPixels];
+// The position of the first tap of each pixel of a strip.
+struct StripStart {
+  double y[kStripPixels], x[kStripPixels];
 };
 
-// Locates the samples of a tap. Whole numbers are added as double, which is exact, and rounded once; vectors of 64-bit
-// integers need AVX-512. The arrays do not overlap, so no iteration reads what another one writes.
+// Locates the samples of a tap. Whole numbers are added as double, which is exact, and rounded once: only AVX-512 has
+// vectors of 64-bit integers. The arrays do not overlap, so no iteration reads what another one writes.
 template <bool kIsCircular, bool kHasBox>
-DCN_INLINE void LocateSamples(int64_t height, int64_t width, double tap_y, double tap_x, const BlockStart& start,
-                              SampleOperands& operands, SampleCorners& corners, BlockBox& box) {
+DCN_INLINE void LocateSamples(int64_t height, int64_t width, double tap_y, double tap_x, const StripStart& start,
+                              StripOperands& operands, StripCorners& corners, StripBox& box) {
   const int32_t row_pixels = int32_t(width);
   DCN_INDEPENDENT_ITERATIONS
-  for (int i = 0; i < kBlockPixels; ++i) {
+  for (int i = 0; i < kStripPixels; ++i) {
     const AxisLocation<float> y = LocateOnAxis(float(start.y[i] + tap_y) + operands.y[i], height, kIsCircular);
     const AxisLocation<float> x = LocateOnAxis(float(start.x[i] + tap_x) + operands.x[i], width, kIsCircular);
     operands.y[i] = y.fraction;
@@ -108,20 +109,19 @@ DCN_INLINE void LocateSamples(int64_t height, int64_t width, double tap_y, doubl
   }
 }
 
-// The addresses of a block's corners in an array of pixels. They are computed before they are used, in a loop that
-// compilers vectorize.
+// The addresses of a strip's corners in an array of pixels. They are computed before they are used, in a loop that the
+// compiler vectorizes.
 template <typename T>
-class CornerAddresses {
+class StripAddresses {
  public:
   // `first`: the address of pixel `first_pixel`. `stride`: elements of a pixel. `unread`: the address for corners
   // outside of the image.
-  DCN_INLINE CornerAddresses(const SampleCorners& corners, T* first, int64_t stride, T* unread,
-                             int64_t first_pixel = 0) {
+  DCN_INLINE StripAddresses(const StripCorners& corners, T* first, int64_t stride, T* unread, int64_t first_pixel = 0) {
     const int32_t elements = int32_t(stride);  // a product of 64-bit factors takes several instructions
     const uintptr_t base = reinterpret_cast<uintptr_t>(first) - first_pixel * elements * int64_t{sizeof(T)};
     const uintptr_t other = reinterpret_cast<uintptr_t>(unread);
     for (int k = 0; k < 4; ++k) {
-      for (int i = 0; i < kBlockPixels; ++i) {
+      for (int i = 0; i < kStripPixels; ++i) {
         const int32_t pixel = corners.pixel[k][i];
         const uintptr_t read = base + int64_t{pixel} * elements * int64_t{sizeof(T)};
         address_[k][i] = pixel >= 0 ? read : other;
@@ -132,23 +132,23 @@ class CornerAddresses {
   DCN_INLINE T* operator()(int corner, int64_t i) const { return reinterpret_cast<T*>(address_[corner][i]); }
 
  private:
-  alignas(64) uintptr_t address_[4][kBlockPixels];
+  alignas(64) uintptr_t address_[4][kStripPixels];
 };
 
-// The samples of a tile, of all taps and some offset groups. The cotangents need their operands and the pixels that are
-// read, too.
+// The samples of a tile, of all taps and some offset groups. For the cotangents, it also keeps the operands of the
+// samples and the rectangle of pixels that they read.
 template <bool kIsForward>
-class Samples {
+class TileSamples {
  public:
-  Samples(const Convolution& convolution, int64_t max_offset_groups, int64_t max_pixels)
+  TileSamples(const Convolution& convolution, int64_t max_offset_groups, int64_t max_pixels)
       : convolution_(convolution),
         offset_(static_cast<const float*>(convolution.positions.offset)),
         mask_(static_cast<const float*>(convolution.positions.mask)),
         taps_(convolution.sizes.taps()),
         max_samples_(max_offset_groups * taps_),
-        operands_(max_samples_ * (kIsForward ? 1 : Blocks(max_pixels))),
-        corners_(max_samples_ * Blocks(max_pixels)),
-        outputs_(Blocks(max_pixels) * kBlockPixels) {
+        operands_(max_samples_ * (kIsForward ? 1 : Strips(max_pixels))),
+        corners_(max_samples_ * Strips(max_pixels)),
+        outputs_(Strips(max_pixels) * kStripPixels) {
     distances_.reserve(max_samples_);
     for (int64_t s = 0; s < max_samples_; ++s) {
       const Window& window = convolution.sizes.window;
@@ -156,7 +156,7 @@ class Samples {
       distances_.push_back({double(window.distance(0, tap)), double(window.distance(1, tap))});
     }
     if (mask_) return;
-    for (SampleOperands& operands : operands_) std::fill_n(operands.mask, kBlockPixels, 1.0f);
+    for (StripOperands& operands : operands_) std::fill_n(operands.mask, kStripPixels, 1.0f);
   }
 
   // Locates the samples of offset groups `first` to `last`, inclusive.
@@ -164,15 +164,15 @@ class Samples {
     const Sizes& sizes = convolution_.sizes;
     first_ = first * taps_;
     count_ = (last + 1) * taps_ - first_;
-    BlockBox box;
+    StripBox box;
     box.Clear();
-    for (int64_t block = 0; block < Blocks(tile.pixels()); ++block) {
-      const BlockStart start = FindOutputs(tile, block * kBlockPixels);
-      ReadOperands(block, PixelsOfBlock(block * kBlockPixels, tile.pixels()));
+    for (int64_t strip = 0; strip < Strips(tile.pixels()); ++strip) {
+      const StripStart start = FindOutputs(tile, strip * kStripPixels);
+      ReadOperands(strip, PixelsOfStrip(strip * kStripPixels, tile.pixels()));
       for (int64_t s = 0; s < count_; ++s) {
         const auto [tap_y, tap_x] = distances_[s];
-        SampleOperands& operands = operands_[OperandsIndex(block, s)];
-        SampleCorners& corners = corners_[block * max_samples_ + s];
+        StripOperands& operands = operands_[OperandsIndex(strip, s)];
+        StripCorners& corners = corners_[strip * max_samples_ + s];
         if (sizes.window.circular) {
           LocateSamples<true, !kIsForward>(sizes.height, sizes.width, tap_y, tap_x, start, operands, corners, box);
         } else {
@@ -183,7 +183,7 @@ class Samples {
     if constexpr (!kIsForward) box_ = box.box();
   }
 
-  // The output pixel that pixel `p` of the tile is, counted through all images.
+  // The output pixel of pixel `p` of the tile, counted through all images.
   DCN_INLINE int64_t output(int64_t p) const { return outputs_[p]; }
   // The pixels that the located samples may read.
   const PixelBox& box() const {
@@ -192,30 +192,30 @@ class Samples {
   }
 
   // `sample`: of an output pixel, counted through all offset groups.
-  const SampleCorners& Corners(int64_t block, int64_t sample) const {
-    return corners_[block * max_samples_ + sample - first_];
+  const StripCorners& Corners(int64_t strip, int64_t sample) const {
+    return corners_[strip * max_samples_ + sample - first_];
   }
-  const SampleOperands& Operands(int64_t block, int64_t sample) const {
+  const StripOperands& Operands(int64_t strip, int64_t sample) const {
     static_assert(!kIsForward, "not kept");
-    return operands_[OperandsIndex(block, sample - first_)];
+    return operands_[OperandsIndex(strip, sample - first_)];
   }
 
  private:
   using Four = FloatsOf<4>;
   static constexpr int64_t kSquare = 4;
 
-  static int64_t Blocks(int64_t pixels) { return (pixels + kBlockPixels - 1) / kBlockPixels; }
+  static int64_t Strips(int64_t pixels) { return (pixels + kStripPixels - 1) / kStripPixels; }
 
-  // `s`: of the samples that are located.
-  int64_t OperandsIndex(int64_t block, int64_t s) const { return kIsForward ? s : block * max_samples_ + s; }
+  // `s` counts the located samples of a pixel.
+  int64_t OperandsIndex(int64_t strip, int64_t s) const { return kIsForward ? s : strip * max_samples_ + s; }
 
-  // Of the block from pixel `first` on. The pixels that fill it lie outside.
-  BlockStart FindOutputs(const OutputTile& tile, int64_t first) {
+  // Finds the output pixels of the strip that begins at pixel `first`. Padding pixels are outside of the image.
+  StripStart FindOutputs(const OutputTile& tile, int64_t first) {
     const Sizes& sizes = convolution_.sizes;
-    BlockStart start;
-    std::fill_n(start.y, kBlockPixels, -INFINITY);
-    std::fill_n(start.x, kBlockPixels, -INFINITY);
-    for (int64_t i = 0; i < PixelsOfBlock(first, tile.pixels()); ++i) {
+    StripStart start;
+    std::fill_n(start.y, kStripPixels, -INFINITY);
+    std::fill_n(start.x, kStripPixels, -INFINITY);
+    for (int64_t i = 0; i < PixelsOfStrip(first, tile.pixels()); ++i) {
       const int64_t p = first + i, row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
       outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
       start.y[i] = double(sizes.window.start(0, convolution_.positions.origin[1] + row));
@@ -224,24 +224,24 @@ class Samples {
     return start;
   }
 
-  // By squares of samples and pixels, which are transposed.
-  void ReadOperands(int64_t block, int64_t pixels) {
-    SampleOperands* const operands = &operands_[OperandsIndex(block, 0)];
+  // Reads squares of samples and pixels, and transposes them.
+  void ReadOperands(int64_t strip, int64_t pixels) {
+    StripOperands* const operands = &operands_[OperandsIndex(strip, 0)];
     for (int64_t p = 0; p < pixels; p += kSquare) {
-      const int64_t* const outputs = outputs_.data() + block * kBlockPixels + p;
+      const int64_t* const outputs = outputs_.data() + strip * kStripPixels + p;
       for (int64_t s = 0; s < count_; s += kSquare) {
         if (p + kSquare <= pixels && s + kSquare <= count_) {
           ReadSquare(outputs, first_ + s, p, operands + s);
         } else {
-          ReadPart(outputs, first_ + s, p, std::min(kSquare, pixels - p), std::min(kSquare, count_ - s), operands + s);
+          ReadTail(outputs, first_ + s, p, std::min(kSquare, pixels - p), std::min(kSquare, count_ - s), operands + s);
         }
       }
     }
   }
 
-  // Some pixels and samples of a square.
-  void ReadPart(const int64_t* outputs, int64_t first, int64_t p, int64_t pixels, int64_t samples,
-                SampleOperands* operands) {
+  // Reads a square that lacks some of its pixels or samples.
+  void ReadTail(const int64_t* outputs, int64_t first, int64_t p, int64_t pixels, int64_t samples,
+                StripOperands* operands) {
     for (int64_t i = 0; i < pixels; ++i) {
       for (int64_t j = 0; j < samples; ++j) {
         const int64_t sample = outputs[i] * convolution_.sizes.pixel_samples() + first + j;
@@ -252,7 +252,7 @@ class Samples {
     }
   }
 
-  DCN_INLINE void ReadSquare(const int64_t* outputs, int64_t first, int64_t p, SampleOperands* operands) {
+  DCN_INLINE void ReadSquare(const int64_t* outputs, int64_t first, int64_t p, StripOperands* operands) {
     const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     Four low[kSquare], high[kSquare], mask[kSquare];
     for (int i = 0; i < kSquare; ++i) {
@@ -278,8 +278,8 @@ class Samples {
   const float *offset_, *mask_;
   int64_t taps_, max_samples_, first_ = 0, count_ = 0;
   std::vector<TapDistance> distances_;  // of each sample
-  AlignedVector<SampleOperands> operands_;
-  AlignedVector<SampleCorners> corners_;
+  AlignedVector<StripOperands> operands_;
+  AlignedVector<StripCorners> corners_;
   AlignedVector<int64_t> outputs_;
   PixelBox box_;
 };
