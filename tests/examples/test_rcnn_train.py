@@ -45,43 +45,32 @@ def validation(digits_folder):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("main", "options", "message"),
     [
-        (["--steps", "-3"], "--steps must be positive, got -3"),
-        (["--devices", "99"], "--devices must be at most the"),
-        (["--learning-rate", "nan"], "--learning-rate must be between 0 and inf, got nan"),
-        (["--min-scale", "2"], "--min-scale must be between 0.1 and 1, got 2.0"),
-        (["--steps", "300", "--warmup", "500"], "--warmup must be at most --steps, got 500 and 300"),
-        (["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),
-        (["--resume", "--overwrite"], "only one of --resume and --overwrite must be given"),
-        (["--evaluate-only"], "--evaluate-only needs --checkpoint and --validation"),
-        (["--checkpoint", "a.npz", "--backbone", "b.npz"], "only one of --checkpoint and --backbone must be given"),
-        (["--set", "style=caffe"], "--config and --set must be given with --checkpoint"),
-        (["--checkpoint", "nowhere.npz", "--set", "style"], "--set must be NAME=VALUE, got 'style'"),
-        (["--checkpoint", "nowhere.npz"], "No such file or directory: 'nowhere.npz'"),
+        (command, ["--steps", "-3"], "--steps must be positive, got -3"),
+        (command, ["--devices", "99"], "--devices must be at most the"),
+        (command, ["--learning-rate", "nan"], "--learning-rate must be between 0 and inf, got nan"),
+        (command, ["--min-scale", "2"], "--min-scale must be between 0.1 and 1, got 2.0"),
+        (command, ["--steps", "3", "--warmup", "5"], "--warmup must be at most --steps, got 5 and 3"),
+        (command, ["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),
+        (command, ["--resume", "--overwrite"], "only one of --resume and --overwrite must be given"),
+        (command, ["--evaluate-only"], "--evaluate-only needs --checkpoint and --validation"),
+        (command, ["--checkpoint", "a", "--backbone", "b"], "only one of --checkpoint and --backbone must"),
+        (command, ["--set", "style=caffe"], "--config and --set must be given with --checkpoint"),
+        (command, ["--checkpoint", "a.npz", "--set", "style"], "--set must be NAME=VALUE, got 'style'"),
+        (command, ["--checkpoint", "a.npz"], "No such file or directory: 'a.npz'"),
+        (draw, ["a.npz", "a.png", "--threshold", "2"], "--threshold must be between 0 and 1, got 2.0"),
+        (draw, ["a.npz", "a.png", "--scale", "0", "5"], "--scale must be positive, got [0, 5]"),
+        (draw, ["a.npz", "a.png", "--config", "nowhere.py"], "No such file or directory: 'nowhere.py'"),
+        (draw, ["a.pkl", "a.png"], "if you trust it, pass --trust"),
     ],
 )
-def test_options_that_do_not_fit(options, message, data, capsys, monkeypatch):
+def test_options_that_do_not_fit(main, options, message, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("examples.rcnn.train.initialise", lambda *_: {"params": {}, "batch_stats": {}})
-    with pytest.raises(SystemExit):
-        command([*data, *options])
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["a.npz", "a.png", "--threshold", "2"], "--threshold must be between 0 and 1, got 2.0"),
-        (["a.npz", "a.png", "--scale", "0", "5"], "--scale must be positive, got [0, 5]"),
-        (["a.npz", "a.png", "--config", "nowhere.py"], "No such file or directory: 'nowhere.py'"),
-        (["a.pkl", "a.png"], "if you trust it, pass --trust"),
-    ],
-)
-def test_options_of_the_detector_that_do_not_fit(options, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.pkl").write_bytes(b"")
     with pytest.raises(SystemExit):
-        draw(options)
+        main([*data, *options] if main is command else options)
     assert message in capsys.readouterr().err
 
 
