@@ -5,12 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers.aggregation.cases import (
-    CASES,
-    Attention,
-    Convolution,
-    Operands,
-)
+from tests.helpers.aggregation.cases import CASES, Attention, Convolution, Operands
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.operators import pull_back
 

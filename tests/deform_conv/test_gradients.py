@@ -116,12 +116,7 @@ def test_explicit_gradients_compute_only_themselves(name, platform):
     check_kernels(jax.jit(lambda *a: function(*a)).lower(*arguments).compile().as_text(), [name], platform)
 
 
-REQUESTS = [
-    ("weight", "bias"),
-    ("offset", "mask"),
-    ("weight", "mask"),
-    ("x", "offset", "weight"),
-]
+REQUESTS = [("weight", "bias"), ("offset", "mask"), ("weight", "mask"), ("x", "offset", "weight")]
 
 
 @pytest.mark.parametrize("names", REQUESTS, ids="+".join)

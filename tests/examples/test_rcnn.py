@@ -132,8 +132,7 @@ def every(settings, count, positive_fraction):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    {"anchors": ANCHORS, "mask": Config().regions, "faster": Config(masks=False).regions}.items(),
+    ("name", "settings"), {"anchors": ANCHORS, "mask": Config().regions, "faster": Config(masks=False).regions}.items()
 )
 def test_assignment_where_objects_overlap(golden, name, settings):
     objects, boxes = map(jnp.array, mask_rcnn.crowd())

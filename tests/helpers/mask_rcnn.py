@@ -14,12 +14,7 @@ VARIANT = GOLDEN.with_name("mask_rcnn_variant.npz")  # with other settings
 HEIGHT, WIDTH = 90, 124
 ORIGINAL = 135, 186
 # Some layers are scaled such that scores and boxes are spread as in a trained model.
-SCALES = {
-    "neck.lateral_convs": 0.1,
-    "rpn_head.rpn_reg": 0.2,
-    "bbox_head.fc_cls": 0.8,
-    "bbox_head.fc_reg": 0.3,
-}
+SCALES = {"neck.lateral_convs": 0.1, "rpn_head.rpn_reg": 0.2, "bbox_head.fc_cls": 0.8, "bbox_head.fc_reg": 0.3}
 # Parameters whose gradients are compared, of each part and each kind of layer.
 WITH_GRADIENTS = (
     "backbone.layer2.0.bn1.weight",
