@@ -91,9 +91,8 @@ def test_blocks_of_pixels_are_the_whole(dtype):
 
     def d_value(backend):
         def attention(value):
-            return jax_dcn.multi_scale_deformable_attention(
-                value, locations, weights, spatial_shapes=sizes, backend=backend
-            )
+            options = {"spatial_shapes": sizes, "backend": backend}
+            return jax_dcn.multi_scale_deformable_attention(value, locations, weights, **options)
 
         return jax.jit(lambda: jax.vjp(attention, value)[1](cotangent)[0])()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.aggregation.cases import BACKENDS
+from tests.helpers.deform_conv.cases import BACKENDS
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
 

@@ -134,9 +134,8 @@ def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch):
     )
     names = {name.removeprefix("backbone."): array for name, array in state.items() if name.startswith("backbone.")}
     plain = {name: array for name, array in names.items() if "conv_offset" not in name}
-    np.savez(
-        tmp_path / "resnet.npz", **plain, **{"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000)}
-    )
+    classifier = {"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000)}
+    np.savez(tmp_path / "resnet.npz", **plain, **classifier)
     model, variables = weights.with_backbone(RCNN(Config(classes=3)), tmp_path / "resnet.npz", jax.random.key(0))
     found = interop.to_torch(variables)
     assert model.config == Config(classes=3)

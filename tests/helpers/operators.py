@@ -5,6 +5,7 @@ To have a new operator tested by all of `tests/operators/`, add a record of it t
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -169,6 +170,11 @@ ON_CUDA = {"dcn_cpu_x_cotangent": ("dcn_sort_samples", "dcn_gather_samples")}
 def custom_calls_on(platform, names):
     """The custom calls that a platform has for those of the CPU."""
     return {call for name in names for call in (ON_CUDA.get(name, [name]) if platform == "cuda" else [name])}
+
+
+def custom_calls(compiled):
+    """The custom calls of the package in a compiled program."""
+    return set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
 
 
 def _convolution_of_volumes():

@@ -147,9 +147,8 @@ def check_given_offsets(apply, x, rois):
 def test_padding(branch, padding):
     """A padding region gives zeros, and does not change any gradient."""
     x, rois, *features = scores_and_regions(branch)
-    layer = deforming(
-        pool_layer(linen_layer, [x, rois, *features], offset_branch=branch, modulated=True, return_offsets=True)
-    )
+    options = {"offset_branch": branch, "modulated": True, "return_offsets": True}
+    layer = deforming(pool_layer(linen_layer, [x, rois, *features], **options))
 
     @jax.jit
     def run(rois):

@@ -93,9 +93,8 @@ def test_assignments(x64):
     arrays, meta = detr_training.read_function("assignment")
     costs = [arrays[f"{case}/cost"].astype(float) for case in meta["cases"]]
     largest = np.array([cost.shape for cost in costs]).max(0)
-    padded = [
-        np.pad(cost, [(0, most - size) for most, size in zip(largest, cost.shape, strict=True)]) for cost in costs
-    ]
+    pads = [[(0, most - size) for most, size in zip(largest, cost.shape, strict=True)] for cost in costs]
+    padded = list(map(np.pad, costs, pads))
     valid = np.array([np.arange(largest[1]) < cost.shape[1] for cost in costs])
     for array, cost in zip(padded, costs, strict=True):
         array[len(cost) :] = np.inf

@@ -14,7 +14,6 @@ import jax_dcn
 from . import numpy_reference
 from .numpy_reference import Align, Pooling
 
-BACKENDS = (None, "reference")
 # 6 features, a group size of 3 x 2, bins that are not square and differ from the parts in number, and 3 classes
 POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
 COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
