@@ -348,14 +348,6 @@ def test_errors(function, options, error, message):
         jax_dcn.kernel_plan(getattr(jax_dcn, function), **arguments | options)
 
 
-def test_a_forced_path_raises_only_where_it_is_lowered():
-    function = functools.partial(jax_dcn.deform_conv2d, backend="fused", precision="default")
-    operands = [*convolution("float32").values()]
-    assert "dcn_fused_forward" in lowered(function, operands, None, "cuda").as_text()
-    with pytest.raises(ValueError, match="cannot compute the gradient of weight: the data are float32; the fused"):
-        lowered(function, operands, 2, "cuda")
-
-
 @pytest.mark.parametrize("target, path", [("cuda", "im2col"), ("cpu", "im2col"), ("tpu", "reference")])
 def test_symbolic_sizes_are_printed(target, path):
     """A symbolic number of bytes cannot be compared with a unit, so it is printed in bytes."""

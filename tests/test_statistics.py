@@ -48,9 +48,8 @@ def counted(offset, kernel, convolution):
     x = np.zeros((len(offset), *image_size, 2))
     plain = samples(x, np.zeros_like(offset), kernel, convolution)
     lengths, lost, regular = [], 0, 0
-    for (n, pixel, *_, moved, position), (*_, still) in zip(
-        samples(x, offset, kernel, convolution), plain, strict=True
-    ):
+    deformed = samples(x, offset, kernel, convolution)
+    for (n, pixel, *_, moved, position), (*_, still) in zip(deformed, plain, strict=True):
         lengths.append(np.linalg.norm(offset[n, *pixel, moved].astype(float)))
         regular += reads(still)
         lost += reads(still) and not np.isnan(position).any() and not reads(position)

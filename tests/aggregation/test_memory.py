@@ -71,9 +71,10 @@ def test_chunks_add_up(name, limit, monkeypatch, x64):
     operands, directions, cotangent = case.operands(lead=(2,)), case.operands(1, lead=(2,)), case.cotangent(lead=(2,))
 
     def push(function):
-        return jax.jit(
-            lambda: jax.jvp(lambda operands: pull_back(function, cotangent, operands)[1], (operands,), (directions,))
-        )()
+        def gradients(operands):
+            return pull_back(function, cotangent, operands)[1]
+
+        return jax.jit(lambda: jax.jvp(gradients, (operands,), (directions,)))()
 
     assert_close(push(case.with_backend(None, deterministic=True)), push(case.with_backend("reference")))
 

@@ -1,5 +1,7 @@
 """Values and gradients against the numpy reference and jax's own convolution."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,9 +106,8 @@ def test_zero_offsets_are_a_plain_convolution(padding, groups, offset_groups, st
         y, pullback = jax.vjp(lambda *a: plain_convolution(*a, padding, strides, dilation, groups), x, weight)
         offset = jnp.zeros((*y.shape[:3], offset_groups * 12))
         keywords = {"strides": strides, "padding": padding, "kernel_dilation": dilation, "feature_group_count": groups}
-        deformed, deformed_pullback = jax.vjp(
-            lambda x, weight: jax_dcn.deform_conv2d(x, offset, weight, **keywords), x, weight
-        )
+        deform = functools.partial(jax_dcn.deform_conv2d, **keywords)
+        deformed, deformed_pullback = jax.vjp(lambda x, weight: deform(x, offset, weight), x, weight)
         cotangent = jnp.cos(jnp.arange(y.size)).reshape(y.shape)
         return (y, *pullback(cotangent)), (deformed, *deformed_pullback(cotangent))
 

@@ -253,9 +253,8 @@ def test_generators_of_tvdcn(kernel_size, modulated, has_bias):
     def generated(name):
         weight = jnp.asarray(state[f"conv.{name}.weight"], jnp.float32)
         places = ("NWC", "OIW", "NWC"), ("NHWC", "OIHW", "NHWC"), ("NDHWC", "OIDHW", "NDHWC")
-        found = jax.lax.conv_general_dilated(
-            x, weight, (1,) * dims, "SAME", feature_group_count=groups, dimension_numbers=places[dims - 1]
-        )
+        options = {"feature_group_count": groups, "dimension_numbers": places[dims - 1]}
+        found = jax.lax.conv_general_dilated(x, weight, (1,) * dims, "SAME", **options)
         return found + state.get(f"conv.{name}.bias", 0)
 
     np.testing.assert_allclose(offset, generated("offset_generator"), rtol=1e-5, atol=1e-5)

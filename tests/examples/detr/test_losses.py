@@ -67,9 +67,8 @@ def test_no_targets():
     empty = Targets(targets.boxes, jnp.full_like(targets.labels, -1))
     denoising = drawn(count(24, empty), empty, num_denoising=24)
     assert not np.any(denoising.present) and np.all(denoising.hidden[:, :48])
-    total, gradient = jax.jit(jax.value_and_grad(lambda outputs: sum(criterion(outputs, empty, denoising).values())))(
-        outputs
-    )
+    loss = jax.value_and_grad(lambda outputs: sum(criterion(outputs, empty, denoising).values()))
+    total, gradient = jax.jit(loss)(outputs)
     assert np.isfinite(total)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     assert not np.any(gradient.denoising.logits) and np.any(gradient.layers.logits)

@@ -107,9 +107,8 @@ class RoIAlign(Case):
         channels = self.features * math.prod(self.pooling.group_size)
         x = random.normal(size=(*lead, 2, *self.image, channels))
         reach = max(self.image) / self.pooling.spatial_scale
-        rois = np.reshape(
-            [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))], (*lead, self.count, 5)
-        )
+        rois = [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))]
+        rois = np.reshape(rois, (*lead, self.count, 5))
         offset = random.normal(size=(*lead, self.count, *bins, 2)) * 2 if self.has_offset else None
         if self.on_grid:
             rois = np.round(rois * 2) / 2
