@@ -118,6 +118,16 @@ def x64():
         yield
 
 
+@pytest.fixture
+def figures():
+    """Draws what a test has plotted, and closes it."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    yield pyplot
+    for number in pyplot.get_fignums():
+        pyplot.figure(number).canvas.draw()
+    pyplot.close("all")
+
+
 def pytest_terminal_summary(terminalreporter):
     """Prints one line per reason for skips; pytest itself prints one per test."""
     reports = terminalreporter.stats.get("skipped", ())

@@ -53,24 +53,17 @@ class Program(NamedTuple):
         return jax.jit(with_gradients(by_reference))(*self.arguments(*sizes))
 
 
-def convolve(*operands, backend=None):
-    return CONVOLUTION.case.with_backend(backend)(*operands)
+def program(case_of, *shapes):
+    """The program of cases that differ in sizes: without a batch of their own, the batch is a leading dimension."""
 
+    def function(*operands, backend=None):
+        return case_of(2, 3, 4).with_backend(backend)(*operands)
 
-def of_convolution(n, height, width):
-    return tuple(cast(dataclasses.replace(CONVOLUTION.case, batch=(n,), image=(height, width)).operands(), np.float32))
+    def arguments(n, height, width):
+        case = case_of(n, height, width)
+        return tuple(cast(case.operands(**{} if hasattr(case, "batch") else {"lead": (n,)}), np.float32))
 
-
-VOLUMES = OPERATORS["deform_conv3d"].case
-
-
-def convolve_volumes(*operands, backend=None):
-    return VOLUMES.with_backend(backend)(*operands)
-
-
-def of_volumes(n, depth, height):
-    case = dataclasses.replace(VOLUMES, batch=(n,), image=(depth, height, 2))
-    return tuple(cast(case.operands(), np.float32))
+    return Program(function, arguments, shapes)
 
 
 def of_pooling(n, height, width):
@@ -90,40 +83,26 @@ def of_alignment(n, height, width):
     return x[..., :3], rois
 
 
-def attend(*operands, backend=None):
-    return Attention().with_backend(backend)(*operands)
-
-
-def of_attention(n, queries, _):
-    return tuple(map(np.float32, Attention(queries=queries).operands(lead=(n,))))
-
-
-def aggregate(*operands, backend=None):
-    return Convolution().with_backend(backend)(*operands)
-
-
-def of_dcnv3(n, height, width):
-    return tuple(map(np.float32, Convolution(image=(height, width)).operands(lead=(n,))))
-
-
-def sample(*operands, backend=None):
-    return Grid((3, 4), padding_mode="reflection").with_backend(backend)(*operands)
-
-
-def of_samples(n, height, width):
-    return tuple(map(np.float32, Grid((height, width), (height, 3)).operands(lead=(n,))))
-
-
-IMAGES, WHOLE = "n, h, w, ...", "..."
+IMAGES, WHOLE, QUERIES = "n, h, w, ...", "...", "n, h, ..."
+VOLUMES = OPERATORS["deform_conv3d"].case
 PROGRAMS = {
-    "deform_conv2d": Program(convolve, of_convolution, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
-    "deform_conv3d": Program(convolve_volumes, of_volumes, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
+    "deform_conv2d": program(
+        lambda n, h, w: dataclasses.replace(CONVOLUTION.case, batch=(n,), image=(h, w)),
+        *(IMAGES, IMAGES, WHOLE, WHOLE, IMAGES),
+    ),
+    "deform_conv3d": program(
+        lambda n, d, h: dataclasses.replace(VOLUMES, batch=(n,), image=(d, h, 2)),
+        *(IMAGES, IMAGES, WHOLE, WHOLE, IMAGES),
+    ),
     "deform_psroi_pool": Program(pooling.pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
     "roi_align": Program(align, of_alignment, (IMAGES, "r, ...")),
-    "multi_scale_deformable_attention": Program(attend, of_attention, ("n, ...", "n, h, ...", "n, h, ...")),
-    "dcnv3": Program(aggregate, of_dcnv3, (IMAGES, IMAGES, IMAGES)),
-    "grid_sample": Program(sample, of_samples, (IMAGES, "n, h, ...")),
+    "multi_scale_deformable_attention": program(
+        lambda n, queries, _: Attention(queries=queries), "n, ...", QUERIES, QUERIES
+    ),
+    "dcnv3": program(lambda n, h, w: Convolution(image=(h, w)), IMAGES, IMAGES, IMAGES),
+    "grid_sample": program(lambda n, h, w: Grid((h, w), (h, 3), padding_mode="reflection"), IMAGES, QUERIES),
 }
+convolve, of_convolution, _ = PROGRAMS["deform_conv2d"]
 # One of each kind of custom call; the others are thorough.
 ANOTHER_PROCESS = ("deform_conv2d", "multi_scale_deformable_attention", "grid_sample")
 
@@ -208,8 +187,7 @@ def calls(platforms, dtype):
         (jax_dcn.deform_conv2d, operands),
         (pooling.pool, of_pooling(1, 3, 4)),
         (functools.partial(jax_dcn.roi_align, output_size=2, mode="max"), of_alignment(1, 3, 4)),
-        (aggregate, of_dcnv3(1, 3, 4)),
-        (sample, of_samples(1, 3, 4)),
+        *((PROGRAMS[name].function, PROGRAMS[name].arguments(1, 3, 4)) for name in ("dcnv3", "grid_sample")),
     ]
 
     def everything(function):

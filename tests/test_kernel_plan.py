@@ -12,30 +12,14 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import im2col_plan
+from jax_dcn._operators.deform_conv import im2col_plan, plan
 from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
+from jax_dcn._operators.deform_conv.plan import FusedFrom
 from jax_dcn._primitive import extension
-from tests.helpers.operators import ON_CUDA, OPERATORS
+from tests.helpers.operators import CONVOLUTION, OPERATORS, custom_calls_on
 
 pytestmark = pytest.mark.platforms("cpu")
 struct = jax.ShapeDtypeStruct
-
-FUSED_CALLS = {"forward": "dcn_fused_forward", "weight": "dcn_fused_weight_cotangent"}
-SORT, GATHER = ON_CUDA["dcn_cpu_x_cotangent"]
-
-
-def expected_call(name, operands, of, platform):
-    """The custom call of a computation, or None if it has none."""
-    if of.path == "fused" and platform == "cpu":
-        return f"dcn_cpu_fused_{'forward' if of.computation == 'forward' else 'cotangents'}"
-    if of.path == "fused":
-        return FUSED_CALLS[of.computation]
-    operator = OPERATORS.get(name, OPERATORS["deform_roi_pool"])
-    names = operands if name in ("dcnv3", "multi_scale_deformable_attention") else operator.kernels
-    calls = {"forward": operator.forward} | dict(zip(names, operator.kernels.values(), strict=True))
-    call = calls[of.computation] if of.path in ("im2col", "kernel") else None
-    return GATHER if call == "dcn_cpu_x_cotangent" and platform == "cuda" else call
-
 
 CALL = re.compile(r"custom_call @(dcn_\w+)\(.* : \((.*?)\) -> (.*)")
 TYPE = re.compile(r"tensor<((?:\d+x)*)(\w+)>")
@@ -43,7 +27,7 @@ BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4}
 
 
 def convolution(dtype="bfloat16", *, batch=(2,), image=(4, 5), channels=32, features=8, kernel=(3, 3), **more):
-    """The operands of a "SAME" convolution."""
+    """The operands of a "SAME" convolution; `all` adds bias and mask."""
     samples = (*batch, *image, more.get("offset_groups", 1) * math.prod(kernel))
     wide = jnp.promote_types(dtype, jnp.float32)
     operands = {
@@ -51,228 +35,201 @@ def convolution(dtype="bfloat16", *, batch=(2,), image=(4, 5), channels=32, feat
         "offset": struct((*samples[:-1], 2 * samples[-1]), wide),
         "weight": struct((*kernel, channels // more.get("groups", 1), features), dtype),
     }
-    return operands | ({"bias": struct((features,), wide), "mask": struct(samples, wide)} if more.get("all", 1) else {})
+    return operands | ({"bias": struct((features,), wide), "mask": struct(samples, wide)} if more.get("all") else {})
 
 
-def pooling(dtype="bfloat16", *, batch=(), images=2, rows=6, regions=5, offset=True):
-    operands = {"x": struct((*batch, images, rows, 7, 12), dtype), "rois": struct((*batch, regions, 5), jnp.float32)}
-    return operands | ({"offset": struct((*batch, regions, 2, 2, 2), dtype)} if offset else {})
+def planned(operands, target="cuda", **options):
+    return jax_dcn.kernel_plan(jax_dcn.deform_conv2d, **operands, platform=target, **options)
 
 
-def attention(dtype="bfloat16", *, batch=(2,), queries=7):
-    wide, taps = jnp.promote_types(dtype, jnp.float32), (*batch, queries, 4, 5)
-    value, locations = struct((*batch, 36, 4, 6), dtype), struct((*taps, 2), wide)
-    return {"value": value, "sampling_locations": locations, "attention_weights": struct(taps, wide)}
+def lowered(function, operands, argnums, target):
+    """The program of the gradients with respect to some operands, or of the forward, for which argnums is None."""
+
+    def gradients(cotangent, *operands):
+        return jax.grad(lambda *operands: (function(*operands) * cotangent).sum(), argnums)(*operands)
+
+    traced = jax.jit(function).trace(*operands)
+    if argnums is not None:
+        traced = jax.jit(gradients).trace(jax.eval_shape(function, *operands), *operands)
+    return traced.lower(lowering_platforms=(target,))
 
 
-def window(dtype="bfloat16", *, batch=(2,)):
-    wide = jnp.promote_types(dtype, jnp.float32)
-    shapes = {"x": (*batch, 5, 6, 12), "offset": (*batch, 5, 6, 36), "mask": (*batch, 5, 6, 18)}
-    return {name: struct(shape, dtype if name == "x" else wide) for name, shape in shapes.items()}
-
-
-OPTIONS = {
-    "deform_psroi_pool": {"output_size": 3, "group_size": 2, "part_size": 2, "sample_per_part": (2, 3)},
-    "roi_align": {"output_size": 3},
-    "ps_roi_align": {"output_size": 2, "sampling_ratio": 2},
-    "deform_roi_pool": {"output_size": 2},
-    "multi_scale_deformable_attention": {"spatial_shapes": ((5, 6), (3, 2)), "points": (2, 3)},
-    "dcnv3": {"kernel_size": 3, "padding": 1, "groups": 2},
+# What a custom call needs besides its operands and results, by the bytes of both. Other calls need nothing. The sums of
+# the gradient of x are counted if they are rounded after the call.
+WORKSPACE = {
+    "dcn_sample": lambda operands, results, sums: results[0],  # columns
+    "dcn_offset_cotangent": lambda operands, results, sums: operands[3],  # the columns' cotangent
+    "dcn_cpu_x_cotangent": lambda operands, results, sums: operands[2] + sums,
+    "dcn_gather_samples": lambda operands, results, sums: operands[3] + sums,
+    "dcn_sort_samples": lambda operands, results, sums: sum(results),
+    "dcn_fused_forward": lambda operands, results, sums: operands[3],  # the weight
+    "dcn_fused_weight_cotangent": lambda operands, results, sums: results[0],  # partial sums
+    "dcn_cpu_fused_forward": lambda operands, results, sums: results[-1],
+    "dcn_cpu_fused_cotangents": lambda operands, results, sums: results[-1],
+    "dcn_roi_pool_x_cotangent": lambda operands, results, sums: sums,
+    "dcn_roi_max_pool_x_cotangent": lambda operands, results, sums: sums,
+    "dcn_roi_max_pool_argmax": lambda operands, results, sums: results[0],
+    "dcn_aggregation_value_cotangent": lambda operands, results, sums: results[1],  # sorted samples
+    "dcn_sampling_x_cotangent": lambda operands, results, sums: results[1],
 }
 
 
-def planned(name, operands, platform="cuda", **options):
-    function = getattr(jax_dcn, name)
-    return jax_dcn.kernel_plan(function, **operands, platform=platform, **OPTIONS.get(name, {}) | options)
-
-
-def lowered(name, operands, computations, platform, **options):
-    """The program of ["forward"], or of the gradients with respect to some operands."""
-    function = functools.partial(getattr(jax_dcn, name), **OPTIONS.get(name, {}) | options)
-
-    def compute(cotangent, operands):
-        if computations == ["forward"]:
-            return function(**operands)
-        actives = {computation: operands[computation] for computation in computations}
-        (gradients,) = jax.vjp(lambda active: function(**operands | active), actives)[1](cotangent)
-        return gradients
-
-    cotangent = jax.eval_shape(lambda operands: function(**operands), operands)
-    return jax.jit(compute).trace(cotangent, operands).lower(lowering_platforms=(platform,))
-
-
-def tensor_bytes(types):
+def tensor_bytes(tensors):
     """The size of each tensor in a list of MLIR types."""
-    return [math.prod(map(int, dims.split("x")[:-1])) * BYTES[dtype] for dims, dtype in TYPE.findall(types)]
+    return [math.prod(map(int, dims.split("x")[:-1])) * BYTES[dtype] for dims, dtype in TYPE.findall(tensors)]
 
 
-def workspace_bytes(call, operands, results, is_x_narrow, rounds_d_x):
-    """What a custom call needs besides its operands and results, from the sizes of its buffers."""
-    if call in ("dcn_sample", "dcn_fused_weight_cotangent"):
-        return results[0]  # columns; partial sums
-    if call.startswith("dcn_cpu_fused"):
-        return results[-1]
-    if call == "dcn_offset_cotangent":
-        return operands[3]  # the columns' cotangent
-    if call in ("dcn_cpu_x_cotangent", GATHER):
-        *_, d_columns, d_x = operands[:4] if call == "dcn_cpu_x_cotangent" else operands
-        return d_columns + (0 if rounds_d_x else is_x_narrow * d_x)
-    if call == SORT:
-        return sum(results)
-    if call.startswith("dcn_fused"):
-        return operands[3]  # the weight
-    if call == "dcn_aggregation_value_cotangent":
-        return results[1]
-    return is_x_narrow * results[0] if call.endswith("_x_cotangent") else 0
+def calls_of(path, name, operator, target):
+    """The custom calls of the forward or of the gradient of an operand."""
+    calls = {"forward": operator.forward, **operator.kernels}
+    if path == "fused":
+        calls = {"forward": "dcn_fused_forward", "weight": "dcn_fused_weight_cotangent"}
+        if target == "cpu":
+            calls = dict.fromkeys(operator.names, "dcn_cpu_fused_cotangents") | {"forward": "dcn_cpu_fused_forward"}
+    found = custom_calls_on(target, [calls[name]] if path in ("fused", "im2col", "kernel") else [])
+    return found | ({"dcn_roi_max_pool_argmax"} if "dcn_roi_max_pool_x_cotangent" in found else set())
 
 
-def check(name, operands, platform, **options):
-    """The plan of all computations, once they have been lowered and compared with it."""
-    plan = planned(name, operands, platform, **options)
-    first, *others = [of.computation for of in plan]
-    assert first == "forward" and sorted(others) == sorted(operands)
-    x = operands.get("x", operands.get("value"))
-    is_narrow = x.dtype != jnp.promote_types(x.dtype, jnp.float32)
-    for together in (["forward"], others):
-        text = lowered(name, operands, together, platform, **options).as_text()
-        found = {}
-        for call, ins, outs in CALL.findall(text):
-            rounds_d_x = is_narrow and TYPE.findall(outs)[0][1] != "f32"
-            size = workspace_bytes(call, tensor_bytes(ins), tensor_bytes(outs), is_narrow, rounds_d_x)
-            found[call] = max(found.get(call, 0), size)
-        if SORT in found:
-            found[GATHER] += found.pop(SORT)
-        expected = {of: call for of in together if (call := expected_call(name, operands, plan[of], platform))}
-        names = set(expected.values())
-        if "dcn_offset_cotangent" in names:  # it also stores the columns
-            names.discard("dcn_sample")
-        assert found.keys() == names or (0 in x.shape and found.keys() <= names), together
-        for of, call in expected.items():
-            if call in found:
-                assert plan[of].workspace_bytes == found[call], of
-    return plan
-
-
-@pytest.mark.parametrize("target, dtype", [("cpu", "float32"), ("cuda", "bfloat16")])
-def test_the_plan_of_a_convolution_of_volumes(target, dtype):
-    """A part of the planes or volumes at a time: the workspace does not grow with the batch."""
-
-    def planned_of(images, planes):
-        shape = (images, planes, 9, 10)
-        operands = {"x": struct((*shape, 32), dtype), "offset": struct((*shape, 81), "float32")}
-        operands |= {"weight": struct((3, 3, 3, 32, 8), dtype), "mask": struct((*shape, 27), "float32")}
-        found = planned("deform_conv3d", operands, target)
-        together = [of.computation for of in found if of.computation != "forward"]
-        forward, gradients = (
-            {call: tensor_bytes(outs) for call, _, outs in reversed(CALL.findall(text))}
-            for text in (lowered("deform_conv3d", operands, of, target).as_text() for of in (["forward"], together))
-        )
-        assert list(forward) == ["dcn_sampling"]
-        assert gradients.keys() == {"dcn_sampling", "dcn_sampling_x_cotangent", "dcn_sampling_locations_cotangent"}
-        sort_bytes = 0 if target == "cpu" else 4 * found["x"].choices.images * sort_words(found["x"].choices, planes)
-        assert gradients["dcn_sampling_x_cotangent"][1] == sort_bytes
-        return {of.computation: of.workspace_bytes for of in found}
-
-    def sort_words(choices, planes):
-        return choices.sort_image + choices.sort_row * min(choices.rows, planes)
-
-    assert planned_of(64, 6) == planned_of(128, 6)
-    for planes in (600, 1200):
-        assert 0 < planned_of(1, planes)["forward"] <= im2col_plan.COLUMN_BYTES[target]
-
-
-def test_fused_kernels_have_two_axes():
-    operands = {"x": struct((1, 2, 3, 4, 8), "float32"), "offset": struct((1, 2, 3, 4, 3), "float32")}
-    operands["weight"] = struct((1, 1, 1, 8, 8), "float32")
-    with pytest.raises(ValueError, match="cannot compute the forward: the fused kernels support two spatial axes only"):
-        planned("deform_conv3d", operands, "cpu", backend="fused")
-
-
-def paths(plan):
-    return {of.computation: of.path for of in plan}
-
-
-VARIANTS = {
-    "fused": {},
-    "groups": {"channels": 64, "features": 16, "groups": 2, "batch": ()},
-    "vectors": {"channels": 12, "all": 0},
-    "ragged_groups": {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3},
-    "narrow_offset_groups": {"channels": 64, "offset_groups": 4, "kernel": (1, 1), "all": 0},
-    "few_features": {"features": 6, "all": 0},
-    "many_features": {"features": 264, "batch": (2, 3), "all": 0},
-    "no_images": {"batch": (0,)},
-    "many_pixels": {"image": (40, 41), "batch": (3,)},
-}
+def check(operator, function, operands, target):
+    """Compares the plan with the program of the forward and with that of all gradients, and returns it."""
+    found = jax_dcn.kernel_plan(function, *operands, platform=target)
+    x, by_name = operands[0], dict(zip(("forward", *operator.names), found, strict=False))
+    for argnums, names in ((None, ["forward"]), ((*range(len(operands)),), [*by_name][1:])):
+        sizes = {}
+        for call, ins, outs in CALL.findall(lowered(function, operands, argnums, target).as_text()):
+            results = tensor_bytes(outs)
+            sums = results[0] if x.dtype.itemsize == 2 and TYPE.search(outs)[2] == "f32" else 0
+            size = WORKSPACE[call](tensor_bytes(ins), results, sums) if call in WORKSPACE else 0
+            sizes[call] = max(sizes.get(call, 0), size)
+        calls = {name: calls_of(by_name[name].path, name, operator, target) for name in names}
+        expected = set().union(*calls.values())
+        if "dcn_offset_cotangent" in expected:  # which also stores the columns
+            expected.discard("dcn_sample")
+        assert sizes.keys() == expected or (0 in x.shape and sizes.keys() <= expected)
+        for name in names:
+            if calls[name] and calls[name] <= sizes.keys():
+                assert by_name[name].workspace_bytes == sum(sizes[call] for call in calls[name]), name
+    return found
 
 
 @pytest.mark.parametrize(
-    "target, dtype, precision, variant",
-    [
-        *(("cuda", "bfloat16", "default", variant) for variant in VARIANTS),
-        ("cuda", "float16", "highest", "few_features"),
-        ("cuda", "float32", "highest", "few_features"),
-        ("cuda", "float32", "default", "groups"),
-        ("cuda", "float64", None, "vectors"),
-        ("cpu", "bfloat16", None, "few_features"),
-        ("cpu", "float32", None, "many_pixels"),
-        ("tpu", "bfloat16", None, "vectors"),
-    ],
+    "target, dtype", [("cuda", "bfloat16"), ("cuda", "float64"), ("cpu", "float32"), ("tpu", "float32")]
 )
-def test_the_plan_of_a_convolution_is_what_is_lowered(target, dtype, precision, variant, fuses_what_can_be):
+@pytest.mark.parametrize("operator", [one for one in OPERATORS.values() if one.name != "deform_conv3d"], ids=str)
+def test_the_plan_is_what_is_lowered(operator, target, dtype):
     with jax.enable_x64(dtype == "float64"):
-        options = {"precision": precision, "feature_group_count": VARIANTS[variant].get("groups", 1)}
-        check("deform_conv2d", convolution(dtype, **VARIANTS[variant]), target, **options)
+        narrow, wide = {operator.names[0], *operator.shared}, jnp.promote_types(dtype, jnp.float32)
+        arrays = operator.case.operands(lead=() if operator.shared else (2, 3))._asdict().items()
+        operands = [struct(a.shape, dtype if name in narrow else wide) for name, a in arrays if a is not None]
+        found = check(operator, operator.case.with_backend(), operands, target)
+    assert {of.path == "reference" for of in found} == {target == "tpu"}
+
+
+FORWARD, BOTH, ALL = ("forward",), ("forward", "weight"), ("forward", "x", "offset", "weight", "mask")
+RAGGED = {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3, "all": 1}
+# Target, convolution, options, what is fused, and the beginning of a reason.
+TABLE = [
+    ("cuda", {"all": 1}, {}, BOTH, "offset: only the forward and the gradient of weight have fused CUDA kernels"),
+    ("cuda", {"channels": 64, "features": 16, "groups": 2, "batch": ()}, {}, BOTH, ""),
+    ("cuda", {"channels": 64, "offset_groups": 4, "kernel": (1, 1)}, {}, BOTH, ""),
+    ("cuda", {"features": 264, "batch": (2, 3)}, {}, BOTH, ""),
+    ("cuda", {"batch": (0,), "all": 1}, {}, BOTH, ""),
+    ("cuda", {"image": (40, 41), "batch": (3,), "all": 1}, {}, BOTH, ""),
+    ("cuda", {"channels": 0}, {}, FORWARD, "weight: x has no channels; the fused gradient of weight needs some"),
+    ("cuda", {"channels": 12}, {}, (), "weight: x has 12 channels; the fused kernels need a multiple of 8, which is"),
+    ("cuda", {"channels": 24, "offset_groups": 2}, {}, (), "weight: x has 12 channels in each of 2 offset groups; the"),
+    ("cuda", {"channels": 16, "groups": 4}, {}, (), "forward: x has 4 channels in each of 4 groups; the"),
+    ("cuda", RAGGED, {}, FORWARD, "weight: x has 96 channels in each group and 64 in each offset group; the fused"),
+    ("cuda", {"features": 7}, {}, (), "weight: weight has 7 output channels; the fused kernels need an even number"),
+    ("cuda", {"features": 6}, {}, FORWARD, "weight: weight has 6 output channels; the fused gradient of weight"),
+    ("cuda", {"image": (2**14, 2**14), "batch": (8,)}, {}, (), f"weight: x has {2**31} pixels in all images"),
+    ("cuda", {"channels": 2**31}, {}, (), f"forward: x has {2**32} bytes a pixel; the fused kernels allow {2**31 - 1}"),
+    ("cuda", {"channels": 2**29, "kernel": (8, 8)}, {}, (), f"forward: an output channel of weight has {2**32}"),
+    ("cuda", {"features": 2**31}, {}, (), f"forward: weight has {2**31} output channels; the fused kernels allow"),
+    ("cuda", {}, {"preferred_element_type": jnp.float32}, FORWARD, "weight: the result is float32 for bfloat16 data"),
+    ("cuda", {}, {"backend": "im2col"}, (), "forward: backend='im2col' was passed"),
+    ("cuda", {"dtype": "float16", "features": 6}, {"precision": "highest"}, FORWARD, ""),
+    ("cuda", {"dtype": "float16"}, {"preferred_element_type": jnp.bfloat16}, (), ""),
+    ("cuda", {"dtype": "float32", "groups": 2}, {}, FORWARD, "weight: the data are float32; the fused gradient of"),
+    ("cuda", {"dtype": "float32", "channels": 12}, {}, FORWARD, ""),
+    ("cuda", {"dtype": "float32"}, {"precision": "TF32_TF32_F32"}, FORWARD, ""),
+    ("cuda", {"dtype": "float32"}, {"precision": ("default", "highest")}, (), ""),
+    ("cuda", {"dtype": "float32"}, {"precision": "high"}, (), "forward: the data are float32, and precision HIGH does"),
+    ("cuda", {"dtype": "float32"}, {"preferred_element_type": jnp.bfloat16}, (), ""),
+    ("cuda", {"dtype": "float64", "channels": 12}, {"precision": None}, (), "forward: the data are float64"),
+    ("cpu", {"channels": 2**31}, {}, (), f"forward: x has {2**31} channels; the fused kernels allow {2**31 - 1}"),
+    ("cpu", {"features": 6}, {"backend": "im2col"}, (), "forward: backend='im2col' was passed"),
+    ("cpu", {"features": 6, "all": 1}, {"backend": "fused"}, ALL, "x: backend='fused' was passed"),
+    ("cpu", {"dtype": "float32", "image": (40, 41), "batch": (3,), "all": 1}, {"backend": "fused"}, ALL, ""),
+    ("rocm", {}, {}, (), "forward: jax_dcn has no kernels for rocm"),
+]
+
+
+@pytest.mark.parametrize("target, shape, options, fused, reason", TABLE)
+def test_paths_and_reasons(target, shape, options, fused, reason, fuses_what_can_be):
+    options = {"precision": "default", "feature_group_count": shape.get("groups", 1)} | options
+    with jax.enable_x64(shape.get("dtype") == "float64"):
+        operands = [*convolution(**shape).values()]
+        found = check(CONVOLUTION, functools.partial(jax_dcn.deform_conv2d, **options), operands, target)
+    assert {of.computation for of in found if of.path == "fused"} == set(fused)
+    assert any(f"{of.computation}: {of.reason}".startswith(reason) for of in found)
 
 
 @pytest.mark.parametrize(
-    "name, target, dtype, batch, options",
+    "capability, channels, image, forward, weight, row",
     [
-        *((name, "cuda", "bfloat16", (2, 3), {}) for name in OPTIONS),
-        *((name, "cpu", "float32", (2,), {}) for name in OPTIONS),
-        *((name, "cuda", "float64", (), {}) for name in ("deform_psroi_pool", "dcnv3")),
-        ("dcnv3", "cpu", "float32", (2,), {"backend": "reference"}),
-        ("deform_psroi_pool", "tpu", "float32", (2,), {}),
+        (None, 64, (20, 20), "im2col", "im2col", "the GPU is not known"),
+        ("7.5", 64, (20, 20), "im2col", "im2col", "the GPU is not known"),
+        ("8.0", 64, (20, 20), "fused", "im2col", "older"),
+        ("8.7", 64, (20, 19), "im2col", "im2col", "older"),
+        ("8.9", 32, (20, 20), "im2col", "im2col", "older"),
+        ("9.0", 16, (20, 10), "fused", "im2col", "newer"),
+        ("12.1", 16, (20, 15), "fused", "fused", "newer"),
+        ("9.0", 8, (10, 10), "fused", "im2col", "newer"),  # a small forward
+        ("9.0", 8, (10, 11), "im2col", "im2col", "newer"),
+        ("8.0", 8, (10, 10), "im2col", "im2col", "older"),
+        ("8.0", 64, export.symbolic_shape("h, w"), "fused", "im2col", "older"),
+        ("9.0", 16, export.symbolic_shape("h, w"), "fused", "fused", "newer"),
     ],
 )
-def test_the_plan_is_what_is_lowered(name, target, dtype, batch, options):
-    of = {"multi_scale_deformable_attention": attention, "dcnv3": window}.get(name, pooling)
-    with jax.enable_x64(dtype == "float64"):
-        operands = of(dtype, batch=batch)
-        if name in ("roi_align", "ps_roi_align"):
-            del operands["offset"]
-        plan = check(name, operands, target, **options)
-    runs_kernels = target != "tpu" and not options
-    assert set(paths(plan).values()) <= ({"kernel", "xla"} if runs_kernels else {"reference"})
+def test_the_rule_of_a_gpu(capability, channels, image, forward, weight, row, monkeypatch):
+    older = plan.Gpu(2, FusedFrom(64, 400), plan.NEVER, 0, "older")
+    newer = plan.Gpu(1, FusedFrom(16, 200), FusedFrom(16, 300), 9 * 8, "newer")
+    monkeypatch.setattr(plan, "GPUS", {80: older, 90: newer})
+    monkeypatch.setattr(plan, "SMALL_PIXELS", 100)
+    operands = convolution(batch=(1,), image=image, channels=channels)
+    found = planned(operands, compute_capability=capability, padding=1)
+    assert [of.path for of in found] == [forward, "im2col", "im2col", weight]
+    assert found["weight"].reason == row
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpu"])
-def test_the_gradient_of_a_maximum_needs_its_place(target):
-    operands = pooling(offset=False)
-    plan = planned("roi_align", operands, target, mode="max")
-    text = lowered("roi_align", operands, ["x"], target, mode="max").as_text()
-    results = [tensor_bytes(outs)[0] for _, _, outs in CALL.findall(text)]
-    assert len(results) == 2 and plan["x"].workspace_bytes == sum(results)
+def test_volumes(target):
+    """The workspace of masked samples, which are wide. It grows neither with the batch nor with many planes."""
 
+    def planned_of(images, planes):
+        shape, function = (images, planes, 9, 10), jax_dcn.deform_conv3d
+        operands = [struct((*shape, 32), "bfloat16"), struct((*shape, 81), "float32")]
+        operands += [struct((3, 3, 3, 32, 8), "bfloat16"), struct((8,), "float32"), struct((*shape, 27), "float32")]
+        program = lowered(function, operands, (0, 1, 2, 4), target)
+        return jax_dcn.kernel_plan(function, *operands, platform=target), program.as_text()
 
-def test_a_gradient_function_has_a_plan_of_its_own(fuses_what_can_be):
-    operands = convolution(all=0)
-    cotangent = struct((2, 4, 5, 8), jnp.bfloat16)
-    plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d_weight_grad, cotangent, *operands.values(), platform="cuda")
-    assert list(plan) == [planned("deform_conv2d", operands)["weight"]]
-
-
-def test_first_channels():
-    operands = convolution(all=0)
-    shapes = {"x": (2, 32, 4, 5), "offset": (2, 18, 4, 5), "weight": (8, 32, 3, 3)}
-    nchw = {name: struct(shape, operands[name].dtype) for name, shape in shapes.items()}
-    assert planned("deform_conv2d", nchw, data_format="NCHW") == planned("deform_conv2d", operands)
+    assert [of.workspace_bytes for of in planned_of(64, 6)[0]] == [of.workspace_bytes for of in planned_of(128, 6)[0]]
+    assert 0 < planned_of(1, 1200)[0]["forward"].workspace_bytes <= im2col_plan.COLUMN_BYTES[target]
+    found, program = planned_of(1, 2)
+    results = {call: tensor_bytes(outs) for call, _, outs in CALL.findall(program)}
+    assert results.keys() == {"dcn_sampling", "dcn_sampling_x_cotangent", "dcn_sampling_locations_cotangent"}
+    samples, image = 4 * 2 * 9 * 10 * 27 * 32, 4 * 2 * 9 * 10 * 32
+    assert results["dcn_sampling"] == [samples]
+    assert found["forward"].workspace_bytes == found["weight"].workspace_bytes == samples * 3 // 2  # also of 16 bits
+    assert found["offset"].workspace_bytes == found["mask"].workspace_bytes == samples
+    assert found["x"].workspace_bytes == samples + 3 * image + results["dcn_sampling_x_cotangent"][1]
 
 
 @pytest.mark.parametrize("dtype, target", [("float32", "cpu"), ("float32", "cuda"), ("bfloat16", "cuda")])
-def test_all_images_are_one_part_if_their_workspace_fits(dtype, target, monkeypatch):
+def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
     def workspace():
-        operands = convolution(dtype, batch=(4,), all=0)
-        found = check("deform_conv2d", operands, target, backend="im2col")
+        found = planned(convolution(dtype, batch=(4,)), target, backend="im2col")
         sorts = sum(map(math.prod, sorted_shapes((4,), 4 * 5 * 9, (4, 5), 4))) if target == "cuda" else 0
         return found["x"].workspace_bytes + found["weight"].workspace_bytes - 4 * sorts
 
@@ -285,191 +242,66 @@ def test_all_images_are_one_part_if_their_workspace_fits(dtype, target, monkeypa
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
-    """They are those of whole parts, as many as the limit has room for."""
+    """They are those of whole chunks, as many as the limit has room for."""
 
     def choices(images):
-        operands = convolution(dtype, batch=(images,), image=(100, 168), channels=128, all=0)
-        return planned("deform_conv2d", operands, backend="im2col")["x"].choices
+        operands = convolution(dtype, batch=(images,), image=(100, 168), channels=128)
+        return planned(operands, backend="im2col")["x"].choices
 
     image_bytes = 4 * sum(map(math.prod, sorted_shapes((1,), 100 * 168 * 9, (100, 168), 4)))
     assert choices(16).sorted_images == 16
     many = choices(3 * 2**10)
     assert many.sorted_images % many.images == 0
-    limit = im2col_plan.CONVOLUTION_SORT_BYTES
-    assert limit / 2 < many.sorted_images * image_bytes <= limit
+    assert im2col_plan.SORT_BYTES / 2 < many.sorted_images * image_bytes <= im2col_plan.SORT_BYTES
 
 
-@pytest.mark.parametrize("target, path", [("cuda", "im2col"), ("cpu", "im2col"), ("cpu", "fused")])
-def test_a_path_can_be_forced(target, path):
-    plan = check("deform_conv2d", convolution(all=0), target, backend=path)
-    assert set(paths(plan).values()) == {path}
-    assert plan["forward"].reason == f"backend={path!r} was passed"
+@pytest.mark.parametrize("name", ["deform_conv2d", "multi_scale_deformable_attention"])
+def test_the_workspace_of_the_reference_is_a_lower_bound(name):
+    case = OPERATORS[name].case
+    function, operands = case.with_backend("reference"), [struct(a.shape, "float32") for a in case.operands()]
+    for number, of in enumerate(jax_dcn.kernel_plan(function, *operands, platform="cpu")):
+        if of.computation != "bias":  # which needs no samples
+            compiled = lowered(function, operands, number - 1 if number else None, "cpu").compile()
+            assert compiled.memory_analysis().temp_size_in_bytes >= of.workspace_bytes > 0, of
 
 
-def test_a_forced_path_that_is_impossible_is_an_error():
-    """The plan raises what lowering does."""
-    operands, options = convolution("float32"), {"precision": "default", "backend": "fused"}
-    message = "backend='fused' cannot compute the gradient of x: only the forward and the gradient of weight have fused"
-    with pytest.raises(ValueError, match=message):
-        planned("deform_conv2d", operands, **options)
-    message = "backend='fused' cannot compute the gradient of weight: the data are float32; the fused gradient of"
-    with pytest.raises(ValueError, match=message):
-        lowered("deform_conv2d", operands, ["weight"], "cuda", **options)
-    assert "dcn_fused_forward" in lowered("deform_conv2d", operands, ["forward"], "cuda", **options).as_text()
-    with jax.enable_x64(True), pytest.raises(ValueError, match="cannot compute the forward: the data are float64"):
-        lowered("deform_conv2d", convolution("float64"), ["forward"], "cpu", **options)
-
-
-@pytest.mark.parametrize(
-    "name, operands",
-    [
-        ("deform_conv2d", convolution("float32", image=(16, 17), all=0)),
-        ("multi_scale_deformable_attention", attention("float32")),
-    ],
-)
-def test_the_workspace_of_the_reference_is_a_lower_bound(name, operands):
-    for of in planned(name, operands, "cpu", backend="reference"):
-        if of.computation in ("rois", "bias"):
-            continue  # XLA computes them without the samples
-        compiled = lowered(name, operands, [of.computation], "cpu", backend="reference").compile()
-        assert compiled.memory_analysis().temp_size_in_bytes >= of.workspace_bytes > 0, of
-
-
-LARGE = {"image": (2**14, 2**14), "batch": (8,)}
-VECTOR = "which is 16 bytes of bfloat16"
-REASONS = [
-    (
-        {"channels": 24, "offset_groups": 2},
-        "weight",
-        f"x has 12 channels in each of 2 offset groups; the fused kernels need a multiple of 8, {VECTOR}",
-    ),
-    ({"channels": 0}, "weight", "x has no channels; the fused gradient of weight needs some"),
-    ({"channels": 12}, "weight", f"x has 12 channels; the fused kernels need a multiple of 8, {VECTOR}"),
-    ({"features": 7}, "weight", "weight has 7 output channels; the fused kernels need an even number"),
-    (
-        {"features": 6},
-        "weight",
-        f"weight has 6 output channels; the fused gradient of weight needs a multiple of 8, {VECTOR}",
-    ),
-    ({"dtype": "float32"}, "weight", "the data are float32; the fused gradient of weight needs a 16-bit type"),
-    (LARGE, "weight", f"x has {2**31} pixels in all images; the fused kernels allow {2**31 - 257}"),
-    (
-        {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3},
-        "weight",
-        "x has 96 channels in each group and 64 in each offset group; the fused gradient of weight needs one of these "
-        "numbers to divide the other",
-    ),
-    ({}, "offset", "only the forward and the gradient of weight have fused CUDA kernels"),
-    ({"channels": 2**31}, "forward", f"x has {2**32} bytes a pixel; the fused kernels allow {2**31 - 1}"),
-    (
-        {"channels": 2**29, "kernel": (8, 8)},
-        "forward",
-        f"an output channel of weight has {2**32} vectors of 16 bytes; the fused kernels allow {2**31 - 1}",
-    ),
-    ({"features": 2**31}, "forward", f"weight has {2**31} output channels; the fused kernels allow {2**31 - 1}"),
-]
-
-
-@pytest.mark.parametrize("keywords, computation, reason", REASONS)
-def test_reasons(keywords, computation, reason):
-    options = {"precision": "default", "feature_group_count": keywords.get("groups", 1)}
-    assert planned("deform_conv2d", convolution(**keywords), **options)[computation].reason == reason
-
-
-@pytest.mark.parametrize(
-    "capability, channels, image, forward, weight",
-    [
-        ("8.0", 64, (128, 128), "fused", "im2col"),
-        ("8.0", 64, (128, 127), "im2col", "im2col"),
-        ("8.0", 32, (128, 128), "im2col", "im2col"),
-        ("8.6", 16, (40, 50), "fused", "fused"),
-        ("8.9", 16, (40, 49), "fused", "im2col"),  # a small forward
-        ("8.9", 8, (89, 90), "im2col", "im2col"),
-        ("8.7", 264, (40, 49), "im2col", "im2col"),
-        ("9.0", 8, (80, 100), "fused", "im2col"),
-        ("9.0", 16, (80, 100), "im2col", "im2col"),
-        ("9.0", 256, (200, 200), "im2col", "im2col"),
-        ("10.3", 256, (200, 200), "im2col", "im2col"),
-        ("12.1", 16, (40, 50), "fused", "fused"),
-        (None, 256, (200, 200), "im2col", "im2col"),
-        ("12.0", 16, export.symbolic_shape("h, w"), "fused", "fused"),
-        ("9.0", 256, export.symbolic_shape("h, w"), "im2col", "im2col"),
-    ],
-)
-def test_the_rule_of_a_gpu(capability, channels, image, forward, weight):
-    operands = convolution(batch=(1,), image=image, channels=channels, all=0)
-    plan = planned("deform_conv2d", operands, compute_capability=capability, padding=1)
-    assert paths(plan) == {"forward": forward, "x": "im2col", "offset": "im2col", "weight": weight}
-    assert plan["forward"].reason.startswith("the GPU is not known" if capability is None else "estimated: ")
-
-
-def test_reason_on_a_cpu():
-    plan = planned("deform_conv2d", convolution("float32", channels=2**31), "cpu")
-    assert plan["forward"].reason == f"x has {2**31} channels; the fused kernels allow {2**31 - 1}"
-
-
-def test_options_are_reasons(fuses_what_can_be):
-    precise = planned("deform_conv2d", convolution("float32"), precision="highest")
-    assert precise["forward"].reason == "the data are float32, and precision HIGHEST does not allow tf32 products"
-    wide = check("deform_conv2d", convolution(all=0), "cuda", preferred_element_type=jnp.float32)
-    assert paths(wide) == {"forward": "fused"} | dict.fromkeys(("x", "offset", "weight"), "im2col")
-    assert wide["weight"].reason == "the result is float32 for bfloat16 data; the fused gradients need bfloat16"
-
-
-def test_table(fuses_what_can_be):
-    plan = planned("deform_conv2d", convolution(all=0, channels=24))
-    title, header, *rows = str(plan).splitlines()
-    assert title == "deform_conv2d on cuda"
-    assert header.split() == ["computation", "path", "workspace", "chosen", "why"]
-    names = ["forward", "gradient of x", "gradient of offset", "gradient of weight"]
-    assert [row.split("  ")[0] for row in rows] == names
-    assert "tiles of 64 features" in rows[0]
-
-
-def test_tiles_suit_the_gpu(fuses_what_can_be):
+@pytest.mark.parametrize("capability, tile_features", [("9.0", 256), ("12.0", 128)])
+def test_tiles_and_partial_sums_suit_the_gpu(capability, tile_features, fuses_what_can_be):
     """The widest tile takes 118 KiB of shared memory, and an SM of 12.0 has 100."""
     operands = convolution(image=(100, 168), batch=(16,), channels=256, features=256)
-    for capability, features in (("9.0", 256), ("12.0", 128)):
-        forward = planned("deform_conv2d", operands, compute_capability=capability)["forward"]
-        assert forward.choices.tile_features == features
+    found = planned(operands, compute_capability=capability)
+    assert found["forward"].choices.tile_features == tile_features
+    splits = found["weight"].choices.num_splits
+    assert splits > 1 and found["weight"].workspace_bytes == splits * 9 * 256 * 256 * 4
 
 
-def test_partial_sums_suit_the_gpu(fuses_what_can_be):
-    operands = convolution(image=(100, 168), batch=(16,), channels=128, features=128)
-    splits = {}
-    for capability in ("9.0", "12.0"):
-        weight = planned("deform_conv2d", operands, compute_capability=capability)["weight"]
-        splits[capability] = weight.choices.num_splits
-        assert weight.workspace_bytes == splits[capability] * 9 * 128 * 128 * 4
-    assert splits["9.0"] > splits["12.0"] > 1  # a block of the latter has an SM to itself
-
-
-def test_flops_are_those_of_the_product_and_of_interpolation():
-    operands = convolution("float32", groups=2)
-    plan = planned("deform_conv2d", operands, "cpu", feature_group_count=2)
-    pixels, taps = 2 * 4 * 5, 9
+def test_costs():
+    """The operations of the product and of interpolation, and the bytes of operands and results."""
+    operands = convolution(groups=2, all=1)
+    found = planned(operands, feature_group_count=2)
+    samples, sizes = 2 * 4 * 5 * 9, {name: math.prod(a.shape) * a.dtype.itemsize for name, a in operands.items()}
     for computation in ("forward", "x", "weight"):
-        assert plan[computation].flops == 2 * pixels * taps * (32 // 2) * 8 + 8 * pixels * taps * 32
+        assert found[computation].flops == 2 * samples * (32 // 2) * 8 + 8 * samples * 32
+    everything = sum(sizes.values()) + 2 * 4 * 5 * 8 * 2
+    assert found["forward"].bytes_accessed == everything
+    assert found["offset"].bytes_accessed == everything + sizes["offset"]
 
 
-def test_bytes_are_those_of_operands_and_results():
-    operands = convolution()
-    sizes = {name: math.prod(a.shape) * a.dtype.itemsize for name, a in operands.items()}
-    result = 2 * 4 * 5 * 8 * 2
-    plan = planned("deform_conv2d", operands)
-    assert plan["forward"].bytes_accessed == sum(sizes.values()) + result
-    assert plan["offset"].bytes_accessed == sum(sizes.values()) + result + sizes["offset"]
-
-
-def test_arrays_and_the_default_platform():
-    """Arrays count by shape and type; the platform is that of the default device."""
-    operands = convolution()
+def test_what_has_the_same_plan(fuses_what_can_be):
+    """A gradient's own function, channels first, a batch that is not known, arrays, and the default device."""
+    operands, cotangent = convolution(), struct((2, 4, 5, 8), jnp.bfloat16)
+    gradient = jax_dcn.kernel_plan(jax_dcn.deform_conv2d_weight_grad, cotangent, *operands.values(), platform="cuda")
+    assert list(gradient) == [planned(operands)["weight"]]
+    shapes = {"x": (2, 32, 4, 5), "offset": (2, 18, 4, 5), "weight": (8, 32, 3, 3)}
+    nchw = {name: struct(shape, operands[name].dtype) for name, shape in shapes.items()}
+    assert planned(nchw, data_format="NCHW") == planned(operands) == planned(operands, "gpu")
+    unknown, one = (planned(convolution(batch=(size,))) for size in (*export.symbolic_shape("batch"), 1))
+    assert [of.path for of in unknown] == [of.path for of in one]
+    assert unknown["offset"].workspace_bytes == one["offset"].workspace_bytes
     arrays = {name: jnp.zeros(a.shape, a.dtype) for name, a in operands.items()}
-    expected = planned("deform_conv2d", operands, "cpu")
-    assert planned("deform_conv2d", arrays, None) == planned("deform_conv2d", operands, None) == expected
-    with jax.default_device(jax.devices("cpu")[0]):
-        assert planned("deform_conv2d", operands, None).platform == "cpu"
-    assert planned("deform_conv2d", operands, "gpu").platform == "cuda"
+    assert planned(arrays, None) == planned(operands, None) == planned(operands, "cpu")
+    with pytest.raises(KeyError, match="must be one of 'forward', 'x'"):
+        _ = one["input"]
 
 
 @pytest.mark.parametrize(
@@ -481,57 +313,45 @@ def test_platform_of(name, version, expected):
     assert kernel_plan.platform_of(types.SimpleNamespace(platform=name, client=client)) == expected
 
 
-def test_rocm_runs_the_reference():
-    plan = planned("deform_conv2d", convolution(), "rocm")
-    assert set(paths(plan).values()) == {"reference"}
-    assert plan["forward"].reason == "jax_dcn has no kernels for rocm"
-
-
 def test_the_reference_needs_no_kernels(monkeypatch):
     """On a GPU machine without CUDA kernels, the remedy that the error recommends can be planned."""
     monkeypatch.setattr(extension, "modules", {"cpu": extension.modules["cpu"]})
     devices = jax.devices()
     monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
-    assert set(paths(planned("deform_conv2d", convolution(), backend="reference")).values()) == {"reference"}
+    assert {of.path for of in planned(convolution(), backend="reference")} == {"reference"}
     with pytest.raises(RuntimeError, match="jax_dcn was built without its cuda kernels"):
-        planned("deform_conv2d", convolution())
+        planned(convolution())
 
 
-PLATFORMS = "platform must be one of 'cpu', 'gpu', 'tpu', 'cuda', 'rocm', 'oneapi', got"
-WRONG = [
-    ({"x": struct((4, 5, 32), jnp.int32)}, TypeError, "x must be of type float16"),
-    ({"weight": struct((3, 3, 16, 8), jnp.float32)}, ValueError, "weight must have Cin/groups"),
-    ({"platform": 1}, TypeError, "platform must be None or a string"),
-    ({"platform": "CUDA"}, ValueError, f"{PLATFORMS} 'CUDA'"),
-    ({"compute_capability": 9.0}, TypeError, "compute_capability must be None or a string"),
-    ({"stride": 1}, TypeError, r"deform_conv2d\(\) got an unexpected keyword argument 'stride'"),
-]
+VOLUMES = {"x": struct((1, 2, 3, 4, 8), "float32"), "offset": struct((1, 2, 3, 4, 3), "float32")}
+VOLUMES |= {"weight": struct((1, 1, 1, 8, 8), "float32"), "backend": "fused"}
 
 
-@pytest.mark.parametrize("wrong, error, message", WRONG)
-def test_errors(wrong, error, message):
+@pytest.mark.parametrize(
+    "function, options, error, message",
+    [
+        ("deform_conv2d", {"x": struct((4, 5, 32), jnp.int32)}, TypeError, "x must be of type float16"),
+        ("deform_conv2d", {"platform": 1}, TypeError, "platform must be None or a string"),
+        ("deform_conv2d", {"platform": "CUDA"}, ValueError, "platform must be one of 'cpu', 'gpu', .* got 'CUDA'"),
+        ("deform_conv2d", {"compute_capability": 9.0}, TypeError, "compute_capability must be None or a string"),
+        ("deform_conv2d", {"stride": 1}, TypeError, r"deform_conv2d\(\) got an unexpected keyword argument 'stride'"),
+        ("deform_conv2d", {"backend": "fused"}, ValueError, "cannot compute the gradient of x: only the forward"),
+        ("deform_conv3d", VOLUMES, ValueError, "compute the forward: the fused kernels support two spatial axes only"),
+        ("nms", {}, ValueError, "function must call one operator of jax_dcn, got nms, which calls 0"),
+    ],
+)
+def test_errors(function, options, error, message):
+    arguments = {"boxes": jnp.ones((2, 4)), "scores": jnp.ones(2), "iou_threshold": 0.5, "max_outputs": 2}
+    if function != "nms":
+        arguments = convolution() | {"platform": "cuda"}
     with pytest.raises(error, match=message):
-        jax_dcn.kernel_plan(jax_dcn.deform_conv2d, **convolution() | wrong)
-
-
-def test_other_functions_are_errors():
-    with pytest.raises(ValueError, match="function must call one operator of jax_dcn, got sin, which calls 0"):
-        jax_dcn.kernel_plan(jnp.sin, 1.0)
-    with pytest.raises(KeyError, match="must be one of 'forward', 'x'"):
-        _ = planned("deform_conv2d", convolution())["input"]
-
-
-def test_symbolic_batch(fuses_what_can_be):
-    (batch,) = export.symbolic_shape("batch")
-    symbolic, known = (planned("deform_conv2d", convolution(batch=(size,))) for size in (batch, 1))
-    assert paths(symbolic) == paths(known)
-    assert symbolic["offset"].workspace_bytes == known["offset"].workspace_bytes
+        jax_dcn.kernel_plan(getattr(jax_dcn, function), **arguments | options)
 
 
 @pytest.mark.parametrize("target, path", [("cuda", "im2col"), ("cpu", "im2col"), ("tpu", "reference")])
 def test_symbolic_sizes_are_printed(target, path):
     """A symbolic number of bytes cannot be compared with a unit, so it is printed in bytes."""
-    plan = planned("deform_conv2d", convolution(image=export.symbolic_shape("n, m")), target, padding=1)
-    of_x, row = plan["x"], str(plan).splitlines()[3]
+    found = planned(convolution(image=export.symbolic_shape("n, m"), all=1), target, padding=1)
+    of_x, row = found["x"], str(found).splitlines()[3]
     assert of_x.path == path and not isinstance(of_x.workspace_bytes, int)
     assert f"  {'at least ' * (path == 'reference')}{of_x.workspace_bytes} B" in row

@@ -26,11 +26,7 @@ def variables():
 
 LABELS = {
     "Conv_0": {"kernel": "default", "bias": "default"},
-    "DeformConv_0": {
-        "kernel": "default",
-        "bias": "default",
-        "conv_offset": {"kernel": "offset", "bias": "offset"},
-    },
+    "DeformConv_0": {"kernel": "default", "bias": "default", "conv_offset": {"kernel": "offset", "bias": "offset"}},
 }
 
 

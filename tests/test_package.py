@@ -31,17 +31,14 @@ def test_supported_versions():
     workflow = (ROOT / ".github/workflows/test.yml").read_text()
     assert re.findall(r'jax: "(.*?)"', workflow) == [releases[0], releases[-1]]
     assert f"| jax | {TESTED_VERSIONS} |" in page
-    pythons = re.findall(
-        r"^Programming Language :: Python :: (3\.\d+)", "\n".join(project["classifiers"]), re.MULTILINE
-    )
+    classifiers = "\n".join(project["classifiers"])
+    pythons = re.findall(r"^Programming Language :: Python :: (3\.\d+)", classifiers, re.MULTILINE)
     assert f"| Python | {', '.join(pythons[:-1])} and {pythons[-1]} |" in page
     assert re.findall(r'python: "(.*?)"', workflow) == [pythons[0], pythons[-1]]
 
 
 def test_layers_are_imported_when_asked_for():
-    script = (
-        "import sys, jax_dcn; assert 'flax' not in sys.modules; print(jax_dcn.linen.DeformConv, jax_dcn.nnx.DeformConv)"
-    )
+    script = "import sys, jax_dcn; assert 'flax' not in sys.modules; jax_dcn.linen.DeformConv, jax_dcn.nnx.DeformConv"
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
     with pytest.raises(AttributeError, match="'jax_dcn' has no attribute 'flex'"):
         _ = jax_dcn.flex
@@ -57,9 +54,8 @@ def run_in_source(folder, path):
     )
     # Without `site`, whose files of editable installations find the package of this repository.
     command = [sys.executable, "-S", "-m", "program"]
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": os.pathsep.join(path)}, capture_output=True, text=True
-    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_programs_in_the_source_folder_find_the_installed_kernels(tmp_path):

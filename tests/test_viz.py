@@ -12,18 +12,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 import jax_dcn
 from jax_dcn import viz
 
-pyplot = pytest.importorskip("matplotlib.pyplot")
-
-pytestmark = pytest.mark.platforms("cpu")
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("figures")]
 
 RANDOM = np.random.default_rng(0)
 IMAGE_SIZE = (7, 9)
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left():
-    yield
-    pyplot.close("all")
 
 
 GEOMETRIES = [
@@ -123,18 +115,16 @@ def test_of_a_module(module):
         y, offset, mask = layer(x)
     seen = viz.Layer.of(layer, x, offset, mask)
     assert seen.output_size == y.shape[1:3] and seen.mask.mean() == 0.5
-    assert viz.sampling_locations(seen[1], (2, 4)).locations.tolist() == [
-        [row, column] for row in (4, 5, 6) for column in (4, 5)
-    ]
+    expected = [[row, column] for row in (4, 5, 6) for column in (4, 5)]
+    assert viz.sampling_locations(seen[1], (2, 4)).locations.tolist() == expected
 
 
 def test_effective_dilation():
     offset = 0.5 * np.mgrid[-1:2, -1:2].transpose(1, 2, 0).ravel() * np.ones((6, 6, 1))
     assert_allclose(viz.effective_dilation(layer_of(offset)), 1.5)
     # For a 1x3 kernel of dilation 2, with the last tap moved by (4, 1): distances 2 and 5.
-    layer = viz.Layer(
-        np.tile([0, 0, 0, 0, 4.0, 1], (6, 6, 1)), image_size=(6, 6), kernel_size=(1, 3), kernel_dilation=2
-    )
+    offset = np.tile([0, 0, 0, 0, 4.0, 1], (6, 6, 1))
+    layer = viz.Layer(offset, image_size=(6, 6), kernel_size=(1, 3), kernel_dilation=2)
     assert_allclose(viz.effective_dilation(layer), 3.5)
     with pytest.raises(ValueError, match="single tap"):
         viz.effective_dilation(viz.Layer(np.zeros((6, 6, 2)), image_size=(6, 6), kernel_size=1))
@@ -145,13 +135,8 @@ def test_dilation_of_objects():
     spread = np.arange(2)[:, None, None] + np.arange(4)[:, None] / 10 + np.arange(8) / 100
     offset = spread[..., None] * np.mgrid[-1:2, -1:2].transpose(1, 2, 0).ravel()
     boxes = [[0, 0, 4, 4], [60, 10, 64, 30], [0, 0, 64, 32]]  # centres in cells (0, 0), (2, 7), (2, 4)
-    table = viz.dilation_table(
-        {"a": layer_of(offset), "b": layer_of(0 * offset)},
-        boxes,
-        [0, 1, 0],
-        image_size=(32, 64),
-        sizes={"l": 30, "s": 0},
-    )
+    layers, sizes = {"a": layer_of(offset), "b": layer_of(0 * offset)}, {"l": 30, "s": 0}
+    table = viz.dilation_table(layers, boxes, [0, 1, 0], image_size=(32, 64), sizes=sizes)
     assert_allclose(table["a"]["s"], [1, 2.27])
     assert_allclose(table["a"]["l"], [1.24])
     assert_allclose(table["b"]["s"], [1, 1])
@@ -201,26 +186,20 @@ BOX, NO_OFFSET = np.zeros((1, 4)), np.zeros((2, 7, 7, 2))
         (lambda: viz.sampling_locations(LAYERS, (0, 0)), "layers must be of one image"),
         (lambda: viz.plot_offsets(LAYERS), "layer must be of one image"),
         (lambda: viz.plot_offsets(LAYER, tap=9), "tap must be an int from 0 to 8, got 9"),
-        (lambda: viz.plot_offsets(LAYER, offset_group=5), "offset_group must be an int from 0 to 0, got 5"),
         (lambda: viz.plot_offset_lengths({}), "layers must be one or more"),
         (lambda: viz.bin_locations(np.zeros((3, 5)), NO_OFFSET, output_size=7), "offset must have shape"),
         (lambda: viz.bin_locations(np.zeros((3, 4)), output_size=7), "rois must have shape"),
         (lambda: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
         (lambda: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must be a positive number"),
         (lambda: viz.plot_bins(np.zeros(5), output_size=7, class_index=1), "class_index must be .* 0 to 0, got 1"),
-        (lambda: viz.plot_bins(np.zeros(5), NO_OFFSET[0], output_size=7, class_index=-1), "0 to 0, got -1"),
         (lambda: viz.dilation_table({"a": LAYER}, BOX, [0], image_size=(8, 8)), r"only there; a: \(\)"),
         (lambda: viz.dilation_table({"a": LAYERS}, BOX, image_size=(8, 8)), r"images must be given .*; a: \(2,\)"),
+        (lambda: jax.jit(lambda a: layer_of(a).mask)(jnp.zeros((8, 8, 18))), "offset must be known, got traced"),
     ],
 )
 def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
-
-
-def test_a_layer_is_made_outside_of_jit():
-    with pytest.raises(TypeError, match="offset must be known, got traced"):
-        jax.jit(lambda offset: layer_of(offset).mask)(jnp.zeros((8, 8, 18)))
 
 
 def points(artist):
@@ -266,11 +245,10 @@ def test_plot_sampling_counts_what_is_outside():
     assert len(lines(ax, "outside: 3 of 9")) == 1
     assert len(points(ax.collections[0])) == 6
     assert ax.get_ylim() == (7.5, -5)  # room for the sample at -4, none for that at 1003
-    ax.figure.canvas.draw()
 
 
-def test_plots_draw_on_given_axes():
-    figure, axes = pyplot.subplots(2, 2)
+def test_plots_draw_on_given_axes(figures):
+    figure, axes = figures.subplots(2, 2)
     layer, table = layer_of(np.zeros((8, 8, 18))), {"a": {"s": 1.0}}
     assert viz.plot_sampling([layer], (4, 4), ax=axes[0, 0]) is axes[0, 0]
     assert viz.plot_offsets(layer, ax=axes[0, 1]) is axes[0, 1]
@@ -278,7 +256,6 @@ def test_plots_draw_on_given_axes():
     assert viz.plot_offset_lengths({"a": layer}, ax=axes[1, 1]) is axes[1, 1]
     assert viz.plot_dilation(table, ax=axes[1, 1]) is axes[1, 1]
     assert len(figure.axes) == 4 and not figure.legends
-    figure.canvas.draw()
 
 
 def test_plot_offsets():
@@ -297,7 +274,6 @@ def test_plot_offsets():
     assert_allclose(arrows.XY[0], [2 * (1 + 1 + 0.5) - 0.5, 2 * (1 + 0.5) - 0.5])  # the tap to the right of (1, 1)
     assert len(lines(viz.plot_offsets(layer), "not finite")) == 1
     assert viz.plot_offsets(layer_of(np.full((50, 50, 18), 30.0))).collections[0].N == 6**2  # long ones need space
-    ax.figure.canvas.draw()
 
 
 def test_plot_bins():
@@ -317,7 +293,6 @@ def test_plot_bins():
     offset[1, 0, 2] = np.inf
     ax = viz.plot_bins(roi, offset, **options)
     assert len(ax.texts) == 3 and not np.isfinite(points(ax.collections[2])).all()
-    ax.figure.canvas.draw()
 
 
 def test_plot_dilation():
@@ -326,7 +301,6 @@ def test_plot_dilation():
     assert_allclose(small.lines[0].get_xydata(), [[-0.06, 2], [0.94, 4]])
     assert_allclose(large.lines[0].get_xydata(), [[1.06, 5]])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["first", "second"]
-    ax.figure.canvas.draw()
 
 
 def test_plot_offset_lengths_shows_a_diverging_layer():
@@ -341,7 +315,6 @@ def test_plot_offset_lengths_shows_a_diverging_layer():
     medians = [line.get_xdata().item() for line in ax.lines if line.get_marker() == "o"]
     length = np.linalg.norm(offset.reshape(2, 8, 8, 9, 2), axis=-1)
     assert_allclose(medians, [0.01 * np.median(length), 0, 100 * np.median(length[..., 1:])])
-    ax.figure.canvas.draw()
 
 
 def test_without_matplotlib(monkeypatch):
@@ -351,6 +324,5 @@ def test_without_matplotlib(monkeypatch):
 
 
 def test_importing_takes_no_matplotlib():
-    subprocess.run(
-        [sys.executable, "-c", "import sys, jax_dcn.viz; assert 'matplotlib' not in sys.modules"], check=True
-    )
+    program = "import sys, jax_dcn.viz; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -71,9 +71,10 @@ def test_parts_add_up(name, limit, monkeypatch, x64):
     operands, directions, cotangent = case.operands(lead=(2,)), case.operands(1, lead=(2,)), case.cotangent(lead=(2,))
 
     def push(function):
-        return jax.jit(
-            lambda: jax.jvp(lambda operands: pull_back(function, cotangent, operands)[1], (operands,), (directions,))
-        )()
+        def gradients(operands):
+            return pull_back(function, cotangent, operands)[1]
+
+        return jax.jit(lambda: jax.jvp(gradients, (operands,), (directions,)))()
 
     assert_close(push(case.with_backend(None, deterministic=True)), push(case.with_backend("reference")))
 
@@ -91,9 +92,8 @@ def test_blocks_of_pixels_are_the_whole(dtype):
 
     def d_value(backend):
         def attention(value):
-            return jax_dcn.multi_scale_deformable_attention(
-                value, locations, weights, spatial_shapes=sizes, backend=backend
-            )
+            options = {"spatial_shapes": sizes, "backend": backend}
+            return jax_dcn.multi_scale_deformable_attention(value, locations, weights, **options)
 
         return jax.jit(lambda: jax.vjp(attention, value)[1](cotangent)[0])()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.aggregation.cases import BACKENDS
+from tests.helpers.deform_conv.cases import BACKENDS
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -31,9 +31,8 @@ def test_non_differentiable_points(backend, x64):
     def attend(x):
         locations = jnp.stack([x, ones / 2], -1)[:, None, None, None]
         weights = ones[:, None, None, None]
-        return jax_dcn.multi_scale_deformable_attention(
-            row, locations, weights, spatial_shapes=[(1, 4)], backend=backend
-        )[:, 0]
+        options = {"spatial_shapes": [(1, 4)], "backend": backend}
+        return jax_dcn.multi_scale_deformable_attention(row, locations, weights, **options)[:, 0]
 
     def convolve(x):
         image, mask = np.tile(row[None, :, :, 0], (len(cases), 1, 1, 1)), np.ones((len(cases), 1, 4, 1))

@@ -5,12 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers.aggregation.cases import (
-    CASES,
-    Attention,
-    Convolution,
-    Operands,
-)
+from tests.helpers.aggregation.cases import CASES, Attention, Convolution, Operands
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.operators import pull_back
 
@@ -80,8 +75,7 @@ def test_offsets_and_masks_of_16_bits():
 )
 def test_nothing_to_compute(case, backend):
     operands, cotangent = case.operands(), case.cotangent()
-    result, gradients = pull_back(
-        case.with_backend(backend), np.float32(cotangent), Operands(*map(np.float32, operands))
-    )
+    operands = Operands(*map(np.float32, operands))
+    result, gradients = pull_back(case.with_backend(backend), np.float32(cotangent), operands)
     assert result.shape == cotangent.shape
     assert not any(np.any(array) for array in (result, *gradients))

@@ -74,9 +74,8 @@ def test_end_to_end(tiny, tmp_path):
             assert 0 < times["min"] <= times["median"] <= times["max"] < math.inf
     assert {"jax_dcn", "im2col path", deform_conv.XLA, "pure JAX"} <= set(rows["A", "forward"]["seconds"])
     assert all(name in text for name in operators.OPERATORS)
-    assert {path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.png")} == {
-        f"{name}.png" for name in operators.OPERATORS
-    }
+    pictures = {path.stem.rsplit("-", 1)[1] for path in tmp_path.glob("*.png")}
+    assert pictures == set(operators.OPERATORS)
 
 
 def test_baselines_agree_on_groups_and_strides():
@@ -92,28 +91,33 @@ def test_baselines_agree_on_groups_and_strides():
 )
 def test_other_libraries_agree(baseline, package, has_backward):
     pytest.importorskip(package)
-    forward, backward = rows_of([baseline])
-    assert baseline in forward["seconds"], forward
+    check_agreement(rows_of([baseline]), baseline, has_backward)
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+needs_avx2 = pytest.mark.skipif(not INSTRUCTIONS.startswith(("avx", "amx")), reason="the processor has no AVX2")
+POOLING = roi_pool.Shape(2, 12, 17, 128, rois=9, points=2)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("operator", "shape", "has_backward"),
+    [
+        pytest.param(CONVOLUTION, deform_conv.Shape(2, 9, 11, 40, 64, offset_groups=5), True, marks=needs_avx2),
+        (roi_pool.PSROI_POOL, POOLING, False),
+        (roi_pool.ROI_ALIGN, POOLING, False),
+    ],
+)
+def test_bare_loops_agree(operator, shape, has_backward):
+    chosen = {name: operator.implementations[name] for name in ("jax_dcn", "bare loop")}
+    check_agreement(measure(operator.problem(shape, "float32"), chosen, 1), "bare loop", has_backward)
+
+
+def check_agreement(rows, baseline, has_backward):
+    forward, backward = rows
+    assert baseline in forward["seconds"] and not forward["refused"] and not backward["refused"], rows
     assert (baseline in backward["seconds"]) == has_backward
     assert backward["without"] == ({} if has_backward else {baseline: "has no backward pass"})
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.skipif(not INSTRUCTIONS.startswith(("avx", "amx")), reason="the processor has no AVX2")
-def test_the_bare_loop_of_the_convolution_agrees():
-    forward, backward = rows_of(["bare loop"], deform_conv.Shape(2, 9, 11, 40, 64, offset_groups=5))
-    assert "bare loop" in forward["seconds"] and not forward["refused"], forward
-    assert "bare loop" in backward["seconds"] and not backward["refused"], backward
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.parametrize("operator", [roi_pool.PSROI_POOL, roi_pool.ROI_ALIGN], ids=lambda operator: operator.name)
-def test_the_bare_loops_of_poolings_agree(operator):
-    problem = operator.problem(roi_pool.Shape(2, 12, 17, 128, rois=9, points=2), "float32")
-    chosen = {name: operator.implementations[name] for name in ("jax_dcn", "bare loop")}
-    forward, backward = measure(problem, chosen, 1)
-    assert "bare loop" in forward["seconds"] and not forward["refused"], forward
-    assert backward["without"] == {"bare loop": "has no backward pass"}
 
 
 def test_chosen_baselines_an_absent_library_and_limited_instructions(tiny, tmp_path, monkeypatch):

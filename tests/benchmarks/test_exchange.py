@@ -42,12 +42,6 @@ def test_rows(name, forward, both, monkeypatch):
     assert name in scaling.table([row])
 
 
-def test_one_device_exchanges_nothing(monkeypatch):
-    monkeypatch.setattr(scaling, "SHAPES", TINY)
-    row = scaling.row("images", 1, scaling.programs(scaling.CONVOLUTIONS[0], 1))
-    assert row == ("images", 1, [], [], 0, 0)
-
-
 def test_a_loop_exchanges_whenever_it_runs():
     mesh = make_mesh(shape=(2,))
 

@@ -45,9 +45,7 @@ def test_each_step_leaves_its_output_status_and_time(tmp_path, monkeypatch):
     assert [step["exit status"] for step in steps.values()] == [0, 3, 124, 127]  # nothing runs after a failed build
     assert "not found" in steps["build"]["output"]
     assert 1 <= steps["slow"]["seconds"] < 60
-    assert re.search(
-        r"right \| passed .*\n.*wrong \| \*\*failed\*\* with .* 3 .*\n.*slow \| stopped at its limit", page
-    )
+    assert re.search(r"right \| passed .*\n.*wrong \| \*\*failed\*\* with .* 3 .*\n.*slow \| stopped at its", page)
 
 
 def test_chosen_steps(tmp_path, monkeypatch, capsys):

@@ -8,9 +8,7 @@ import pytest
 from benchmarks import gpu_ratios, kernel_times, smoke
 from benchmarks.baselines import Call
 from benchmarks.measurements import sizes, trace
-from benchmarks.measurements.aggregation import ATTENTION
 from benchmarks.measurements.roi_pool import ROI_ALIGN
-from benchmarks.measurements.sampling import SAMPLING
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -59,23 +57,6 @@ def test_a_trace_names_the_runs_of_each_call():
     assert runs == {"a": [{}, {}, {}], "b": [{}, {}, {}]} and counts == {"a": 3, "b": 3}  # no GPU
 
 
-def test_lines_of_the_table():
-    row = {"case": "A:16", "path": "im2col", "pass": "forward"}
-    kernels = {
-        "dcn::A<half>": {"milliseconds": 0.5, "launches": 4},
-        "gemm_fusion": {"milliseconds": 0.25, "launches": 1},
-    }
-    times = {"milliseconds": 0.75, "with waiting": 0.9, "SM clock": "1755 MHz", "kernels": kernels}
-    begin = ["A:16", "im2col", "forward"]
-    assert [*kernel_times.lines(row | times | {"as many in all runs": True})] == [
-        [*begin, "all", "5", "750", "900", "1755 MHz"],
-        [*begin, "`A<half>`", "4", "500", "", ""],
-    ]
-    first, _ = kernel_times.lines(row | times | {"as many in all runs": False})
-    assert first[3] == "all (runs differ)"
-    assert [*kernel_times.lines(row | {"error": "81 channels"})] == [[*begin, "81 channels", "", "", "", ""]]
-
-
 def test_one_program_that_fails_leaves_the_others(monkeypatch):
     right = kernel_times.results
 
@@ -90,15 +71,9 @@ def test_one_program_that_fails_leaves_the_others(monkeypatch):
     assert all(row["with waiting"] > 0 for row in rows if "error" not in row)
 
 
-def test_cases():
-    found = {case: kernel_times.find(case)[1] for case in kernel_times.CASES}
-    assert found["A:16"].batch == 16
-    assert (found["R2:16"].images, found["R2:16"].rois) == (16, 8192)
+def test_each_image_keeps_its_regions():
     regions = sizes.with_batch(ROI_ALIGN.shapes["R3"], 4)  # whose two images have 512
     assert (regions.images, regions.rois) == (4, 1024)
-    assert sizes.small(regions)[:5] == (4, 8, 8, 256, 8)
-    assert sizes.small(ATTENTION.shapes["M2"])[:3] == (2, ((8, 8),) * 4, 8)
-    assert sizes.small(SAMPLING.shapes["S4"])[1:] == (2, (8, 8, 8), 32, (8, 8, 8), True)
 
 
 @pytest.mark.parametrize("command", [smoke, kernel_times, gpu_ratios], ids=lambda command: command.__name__)

@@ -185,10 +185,6 @@ def test_instruction_sets(name, some):
     assert result.returncode == 0, result.stdout[-4000:]
 
 
-def test_an_unknown_instruction_set():
-    def import_with(name):
-        environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": name}
-        return subprocess.run([sys.executable, "-c", "import jax_dcn"], env=environment, capture_output=True, text=True)
-
-    assert f"JAX_DCN_CPU_INSTRUCTIONS is sse9, must be {SETS[0]}" in import_with("sse9").stderr
-    assert import_with("").returncode == 0
+def test_an_empty_instruction_set_is_the_default():
+    environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": ""}
+    subprocess.run([sys.executable, "-c", "import jax_dcn"], env=environment, check=True)

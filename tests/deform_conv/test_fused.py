@@ -239,73 +239,20 @@ def custom_calls(*args, **kwargs):
     return set(re.findall(r"@\w*(dcn_\w+)\(", lowered(*args, **kwargs)))
 
 
-def custom_call(*args, **kwargs):
-    """The only one of a forward."""
-    (name,) = custom_calls(*args, **kwargs)
-    return name
-
-
 def with_channels(channels, features=8, groups=1, offset_groups=1):
     convolution = Convolution(padding="SAME", feature_group_count=groups)
     return Case("", (4, 5), channels, features, (3, 3), offset_groups, convolution=convolution)
 
 
-FUSED = [
-    *((PLAIN, dtype, {"precision": "default"}) for dtype in TYPES),
-    (PLAIN, "float32", {"precision": "TF32_TF32_F32"}),
-    (PLAIN, "bfloat16", {"precision": "highest"}),
-    (PLAIN, "bfloat16", {"preferred_element_type": jnp.float32}),
-    (with_channels(12), "float32", {"precision": "default"}),
-]
-NOT_FUSED = [
-    (PLAIN, "float32", {"precision": "high"}),
-    (PLAIN, "float32", {"precision": ("default", "highest")}),
-    (PLAIN, "float32", {"precision": "default", "preferred_element_type": jnp.bfloat16}),
-    (PLAIN, "float16", {"preferred_element_type": jnp.bfloat16}),
-    (with_channels(16, groups=4), "bfloat16", {}),
-    (with_channels(16, offset_groups=4), "bfloat16", {}),
-]
-
-
-@pytest.mark.parametrize("case, dtype, keywords", FUSED)
-@pytest.mark.usefixtures("im2col_on_cpu", "fuses_what_can_be")
-def test_what_is_fused(case, dtype, keywords):
-    operands = cast(case, dtype)
-    assert custom_call(operands, case=case, **keywords) == "dcn_fused_forward"
-    elsewhere = keywords | {"precision": None}  # a CPU's products are not tf32, even when asked
-    assert custom_call(operands, "cpu", case=case, **elsewhere) == "dcn_sample"
-
-
-@pytest.mark.parametrize("case, dtype, keywords", NOT_FUSED)
-def test_what_is_not_fused(case, dtype, keywords, fuses_what_can_be):
-    assert custom_call(cast(case, dtype), case=case, **keywords) == "dcn_sample"
-
-
 WEIGHT = "dcn_fused_weight_cotangent"
 IM2COL_COTANGENTS = {"dcn_sort_samples", "dcn_gather_samples", "dcn_offset_cotangent"}  # and the samples, in passing
-COTANGENTS = [
-    (with_channels(32), "bfloat16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
-    (with_channels(64, features=16, groups=2), "float16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
-    (with_channels(64, offset_groups=2), "bfloat16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
-    (with_channels(32), "float32", {"precision": "default"}, IM2COL_COTANGENTS),
-    (with_channels(8), "bfloat16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
-]
-
-
-@pytest.mark.parametrize("case, dtype, keywords, names", COTANGENTS)
-def test_which_cotangents_are_fused(case, dtype, keywords, names, fuses_what_can_be):
-    assert custom_calls(cast(case, dtype), case=case, of=gradient, **keywords) == names
-
-
-def test_float64_is_not_fused(x64, fuses_what_can_be):
-    assert custom_call(cast(PLAIN, "float64")) == "dcn_sample"
 
 
 @pytest.mark.parametrize("precision, name", [("highest", "dcn_sample"), ("default", "dcn_fused_forward")])
 def test_the_default_precision_counts(precision, name, fuses_what_can_be):
     with jax.default_matmul_precision(precision):
-        assert custom_call(cast(PLAIN, "float32")) == name
-        assert custom_call(cast(PLAIN, "bfloat16")) == "dcn_fused_forward"
+        assert custom_calls(cast(PLAIN, "float32")) == {name}
+        assert custom_calls(cast(PLAIN, "bfloat16")) == {"dcn_fused_forward"}
 
 
 def weight_gradient(operands, **keywords):

@@ -7,7 +7,6 @@ import functools
 import math
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -25,6 +24,7 @@ from benchmarks.lowering.hlo import collectives, copied_bytes
 from jax_dcn._primitive import extension
 from tests.aggregation import test_memory as attention
 from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
+from tests.helpers.operators import custom_calls
 
 from .test_memory import MIB, forward, hessian_product, shapes, tangent, temporary_bytes
 
@@ -182,8 +182,8 @@ def test_images_and_features_split_over_gpus(fuses_what_can_be):
         for struct, spec in zip((cotangent, *operands), (P("data", None, None, "model"), *specs), strict=True)
     )
     compiled = jax.jit(pull_back).lower(cotangent, Operands(*operands)).compile()
-    calls = set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
-    assert calls == {*extension.FUSED, "dcn_sort_samples", "dcn_gather_samples", "dcn_offset_cotangent"}
+    im2col = {"dcn_sort_samples", "dcn_gather_samples", "dcn_offset_cotangent"}
+    assert custom_calls(compiled) == {*extension.FUSED, *im2col}
     exchanged = collectives(compiled)
     assert {(c.kind, c.dtype) for c in exchanged} == {("all-reduce", "f32")}
     own = [s.sharding.shard_shape(s.shape) for s in operands]

@@ -66,9 +66,8 @@ def test_temporary_memory_is_bounded(function, arrays_of_samples, dtype, image, 
     one_row = arrays_of_samples * 9 * math.prod(image[1:]) * item
     one_image = math.prod(image) * item
     assert sizes[64] <= sizes[32] + MIB, sizes  # up to 32 tasks have sums of their own
-    assert (
-        max(sizes.values()) <= max(HELD_SAMPLES[platform], one_row) + 3 * one_image + LIBRARIES[platform] + 4 * MIB
-    ), sizes
+    limit = max(HELD_SAMPLES[platform], one_row) + 3 * one_image + LIBRARIES[platform] + 4 * MIB
+    assert max(sizes.values()) <= limit, sizes
 
 
 def tangent(_, operands):

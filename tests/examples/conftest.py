@@ -4,8 +4,6 @@ import pytest
 
 from tests.helpers import mask_rcnn
 
-collect_ignore = ["make_golden.py", "make_golden_rcnn.py"]  # they need more packages than the tests
-
 
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory):

@@ -132,8 +132,7 @@ def every(settings, count, positive_fraction):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    {"anchors": ANCHORS, "mask": Config().regions, "faster": Config(masks=False).regions}.items(),
+    ("name", "settings"), {"anchors": ANCHORS, "mask": Config().regions, "faster": Config(masks=False).regions}.items()
 )
 def test_assignment_where_objects_overlap(golden, name, settings):
     objects, boxes = map(jnp.array, mask_rcnn.crowd())
@@ -232,9 +231,8 @@ def test_examples_of_a_folder(digits_folder):
     loading = coco.Loading((64, 96), 2, scenes.MAX_OBJECTS, mirrors=False)
     (batch,) = coco.training_batches(dataset, loading, range(1))
     expected = [scenes.make_scene("train", 0, index, 96) for index in range(2)]
-    order = [
-        next(i for i, scene in enumerate(expected) if np.array_equal(scene.labels, labels)) for labels in batch.labels
-    ]
+    scenes_labels = [scene.labels.tolist() for scene in expected]
+    order = [scenes_labels.index(labels.tolist()) for labels in batch.labels]
     assert sorted(order) == [0, 1]
     for row, index in enumerate(order):
         example = Batch(*(part[row] for part in batch))

@@ -80,9 +80,8 @@ def test_right_anchors_have_a_small_loss(batch):
     bases = anchors(IMAGE_SIZE, IMAGE_SIZE)
     objects, is_object, _ = jax.jit(jax.vmap(match_anchors, (None, 0, 0)))(bases, batch.boxes, batch.labels)
     boxes = np.take_along_axis(batch.boxes, np.asarray(objects)[..., None], 1)
-    right = Predictions(
-        np.where(is_object, np.float32(20), np.float32(-20)), np.asarray(encode(boxes, bases)), None, None, None
-    )
+    logits = np.where(is_object, np.float32(20), np.float32(-20))
+    right = Predictions(logits, np.asarray(encode(boxes, bases)), None, None, None)
     proposal_loss_of = jax.jit(proposal_loss)
     assert proposal_loss_of(right, batch) < 1e-6
     assert proposal_loss_of(right._replace(anchor_logits=-right.anchor_logits), batch) > 1

@@ -16,7 +16,6 @@ from tests.helpers.roi_pool.cases import Operands as PoolingOperands
 from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
 from tests.helpers.roi_pool.numpy_reference import Align, Pooling
 from tests.helpers.sampling.cases import Operands as SamplingOperands
-from tests.roi_pool.make_golden import OUTPUT, SCALE
 
 FOLDER = pathlib.Path(__file__).parents[1] / "golden"
 
@@ -74,7 +73,7 @@ def ps_roi_pool(arrays, meta):
 
 def roi_align(arrays, meta):
     ratio = (meta["sampling_ratio"],) * 2
-    align = Align(OUTPUT, SCALE, ratio, meta.get("aligned", True), "avg", meta["position_sensitive"])
+    align = Align((3, 2), 0.375, ratio, meta.get("aligned", True), "avg", meta["position_sensitive"])
     return pooled(RoIAlign(align), arrays)
 
 

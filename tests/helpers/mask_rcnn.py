@@ -14,29 +14,7 @@ VARIANT = GOLDEN.with_name("mask_rcnn_variant.npz")  # with other settings
 HEIGHT, WIDTH = 90, 124
 ORIGINAL = 135, 186
 # Some layers are scaled such that scores and boxes are spread as in a trained model.
-SCALES = {
-    "neck.lateral_convs": 0.1,
-    "rpn_head.rpn_reg": 0.2,
-    "bbox_head.fc_cls": 0.8,
-    "bbox_head.fc_reg": 0.3,
-}
-# Parameters whose gradients are compared, of each part and each kind of layer.
-WITH_GRADIENTS = (
-    "backbone.layer2.0.bn1.weight",
-    "backbone.layer3.0.conv2.weight",
-    "backbone.layer3.0.conv2.conv_offset.weight",
-    "backbone.layer4.2.conv3.weight",
-    "neck.lateral_convs.0.conv.weight",
-    "neck.fpn_convs.3.conv.bias",
-    "rpn_head.rpn_conv.weight",
-    "rpn_head.rpn_reg.weight",
-    "roi_head.bbox_head.shared_fcs.0.weight",
-    "roi_head.bbox_head.fc_cls.weight",
-    "roi_head.bbox_head.fc_reg.bias",
-    "roi_head.mask_head.convs.0.conv.weight",
-    "roi_head.mask_head.upsample.weight",
-    "roi_head.mask_head.conv_logits.weight",
-)
+SCALES = {"neck.lateral_convs": 0.1, "rpn_head.rpn_reg": 0.2, "bbox_head.fc_cls": 0.8, "bbox_head.fc_reg": 0.3}
 
 
 def images(height=HEIGHT, width=WIDTH, batch=2):

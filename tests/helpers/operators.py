@@ -5,6 +5,7 @@ To have a new operator tested by all of `tests/operators/`, add a record of it t
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -104,12 +105,17 @@ def loss(function, operands):
     return jnp.sin(function(*operands)).sum()
 
 
+def _split(name, case, result, summed=(), **specs):
+    """A split of a convolution, whose other operands are replicated."""
+    Operands = convolution.Operands
+    return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | specs), result, summed)
+
+
 def _convolution():
     Case, Operands = convolution.Case, convolution.Operands
     split_case = Case("split", (9, 7), 4, 4, (3, 3), 2, (8,), Convolution((2, 1), ((2, 1), (1, 2)), (1, 2)))
-    grouped = Case(
-        "grouped", (9, 7), 8, 16, (3, 3), 4, (8,), Convolution(padding=((1, 0), (1, 2)), feature_group_count=4)
-    )
+    grouped_options = Convolution(padding=((1, 0), (1, 2)), feature_group_count=4)
+    grouped = Case("grouped", (9, 7), 8, 16, (3, 3), 4, (8,), grouped_options)
     shared_offsets = Case("shared_offsets", (4, 5), 4, 8, (1, 3), 1, (8,), Convolution((1, 1), "SAME", (1, 1), 4))
     same = Case("rows", (16, 4), 2, 4, (3, 3), 1, (2,), Convolution(padding="SAME"))
 
@@ -118,7 +124,7 @@ def _convolution():
         return Case("grouped", (4, 3), 12, 12, (3, 1), offset_groups, (8,), options)
 
     def split(name, result, summed=(), case=split_case, **specs):
-        return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | specs), result, summed)
+        return _split(name, case, result, summed, **specs)
 
     def data(*axes):
         return dict.fromkeys(("x", "offset", "mask"), P(*axes))
@@ -135,13 +141,7 @@ def _convolution():
         split("rows", P(None, "a"), sums, same, offset=P(None, "a"), mask=P(None, "a")),
         split("rows_and_columns", spatial, sums, same, offset=spatial, mask=spatial),
         split("images_and_rows", P("b", "a"), sums, same, x=P("b"), offset=P("b", "a"), mask=P("b", "a")),
-        split(
-            "groups",
-            P("a", None, None, "b"),
-            parameters,
-            grouped,
-            **features | data("a", None, None, "b"),
-        ),
+        split("groups", P("a", None, None, "b"), parameters, grouped, **features | data("a", None, None, "b")),
         split("groups_and_half_as_many_offsets", last, (), of_groups(4, 2), **channels),
         split("groups_and_other_offset_groups", last, (), of_groups(4, 6), **channels),
         split("images_of_groups_that_do_not_split", P("a"), parameters, of_groups(3, 2), **data("a")),
@@ -177,20 +177,22 @@ def custom_calls_on(platform, names):
     return {call for name in names for call in (ON_CUDA.get(name, [name]) if platform == "cuda" else [name])}
 
 
+def custom_calls(compiled):
+    """The custom calls of the package in a compiled program."""
+    return set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
+
+
 def _convolution_of_volumes():
-    Case, Operands = convolution.Case, convolution.Operands
+    Case = convolution.Case
     case = Case("volumes", (8, 3, 4), 4, 4, (2, 3, 1), 2, (4,), Convolution(1, "SAME", 1, 2))
     small = Case("small", (2, 2, 3), 2, 2, (1, 2, 1), 1, (), Convolution((1, 2, 1), 1))
     last, planes = P(None, None, None, None, "b"), P(None, "a")
     data = {"offset": planes, "mask": planes}
 
-    def split(name, result, summed, **specs):
-        return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | specs), result, summed)
-
     splits = (
-        split("images", P("a"), ("weight", "bias"), x=P("a"), offset=P("a"), mask=P("a")),
-        split("planes", planes, ("x", "weight", "bias"), **data),
-        split("groups", last, (), **dict.fromkeys(("x", "offset", "weight", "mask"), last) | {"bias": P("b")}),
+        _split("images", case, P("a"), ("weight", "bias"), x=P("a"), offset=P("a"), mask=P("a")),
+        _split("planes", case, planes, ("x", "weight", "bias"), **data),
+        _split("groups", case, last, **dict.fromkeys(("x", "offset", "weight", "mask"), last) | {"bias": P("b")}),
     )
     return Operator(
         "deform_conv3d",
@@ -205,7 +207,7 @@ def _convolution_of_volumes():
             "mask": "dcn_sampling",
         },
         splits=splits,
-        uneven=split("uneven", planes, ()),
+        uneven=_split("uneven", case, planes),
         linear=("x", "weight", "mask"),
         shared=("weight", "bias"),
     )

@@ -147,9 +147,8 @@ def test_tensors_that_are_not_dense(tmp_path):
 )
 def test_values_that_are_no_parameters(value):
     like = {"weight": jax.ShapeDtypeStruct((2,), np.float32)}
-    with pytest.raises(
-        ValueError, match=re.escape(f"'weight' must be of a floating type, as weight is, got {value.dtype}")
-    ):
+    message = f"'weight' must be of a floating type, as weight is, got {value.dtype}"
+    with pytest.raises(ValueError, match=re.escape(message)):
         interop.from_torch({"weight": value}, like)
 
 

@@ -1,4 +1,4 @@
-"""Compares our models with those of mmdet and mmcv, run by torch (make_golden.py), with the same checkpoint."""
+"""Compares our models with those of mmdet and mmcv, run by torch, with the same checkpoint."""
 
 import pathlib
 

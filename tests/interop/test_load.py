@@ -69,9 +69,8 @@ def test_torch_files_with_objects(tmp_path):
     """Such as the checkpoints that mmengine's runner writes. Nothing in them is run."""
     torch = pytest.importorskip("torch")
     log = {"log_scalars": {"loss": HistoryBuffer()}, "path": tmp_path, "command": Command()}
-    torch.save(
-        {"meta": {"epoch": 12}, "message_hub": log, "state_dict": {"a": torch.ones(2)}}, tmp_path / "weights.pth"
-    )
+    content = {"meta": {"epoch": 12}, "message_hub": log, "state_dict": {"a": torch.ones(2)}}
+    torch.save(content, tmp_path / "weights.pth")
     assert_same(interop.load(tmp_path / "weights.pth"), {"a": np.ones(2, np.float32)})
     torch.save({"state_dict": {"a": torch.ones(2), "b": HistoryBuffer()}}, tmp_path / "weights.pth")
     with pytest.raises(ValueError, match=r"'b' in .* is an object .* pass weights_only=False"):

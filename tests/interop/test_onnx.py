@@ -80,9 +80,7 @@ def test_what_onnx_cannot_express():
         interop.to_onnx(layer(padding=-1))
     with pytest.raises(ValueError, match=r"image_size must be a positive int or a pair"):
         interop.to_onnx(layer(), image_size=(8, 8, 3))
-    with pytest.raises(
-        ValueError, match=r"variables must be those of the layer alone, with a kernel, got layer1.0.kernel|weight"
-    ):
+    with pytest.raises(ValueError, match=r"must be those of the layer alone, with a kernel, got layer1.0.weight"):
         interop.to_onnx(jax_dcn.linen.DeformConv(6, 3), {"params": {"layer1_0": {"kernel": np.ones((3, 3, 4, 6))}}})
     with pytest.raises(TypeError, match=r"layer must be a DeformConv .* got Linear"):
         interop.to_onnx(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))

@@ -84,9 +84,7 @@ def test_locations_of_the_caller(make):
     shared = locations[:, :, :1]
     y = layer.apply(layer.params, query, jnp.broadcast_to(shared, locations.shape), value)
     assert_close(layer.apply(layer.params, query, shared[:, :, 0], value), y)
-    with pytest.raises(
-        ValueError, match=r"reference_points must have shape \[\.\.\., Q, n, 2\] with n = .*, got \(2, 4, 2, 8, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"reference_points must have shape .* with n = .*, got \(2, 4, 2, 8, 4\)"):
         layer.apply(layer.params, query, jnp.tile(locations, 2), value)
 
 
@@ -96,9 +94,8 @@ def test_the_result_is_that_of_the_function():
     y, locations, weights = layer.apply(layer.params, *inputs, return_sampling=True)
     value = inputs[2].reshape(2, PIXELS, 2, 4)
     assert_close(weights.sum(-1), jnp.ones((2, QUERIES, 2)))
-    expected = jax_dcn.multi_scale_deformable_attention(
-        value, locations, weights, spatial_shapes=LEVELS, points=(1, 4), method="discrete"
-    )
+    options = {"spatial_shapes": LEVELS, "points": (1, 4), "method": "discrete"}
+    expected = jax_dcn.multi_scale_deformable_attention(value, locations, weights, **options)
     assert_close(y, expected)
 
 

@@ -39,10 +39,8 @@ def test_dcnv4_step_by_step():
     y, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(params, x)
 
     dw = params["offset_mask_dw"]
-    dimensions = ("NHWC", "HWIO", "NHWC")
-    features = jax.lax.conv_general_dilated(
-        x, dw["kernel"], (1, 1), "SAME", dimension_numbers=dimensions, feature_group_count=CHANNELS
-    )
+    depthwise = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": CHANNELS}
+    features = jax.lax.conv_general_dilated(x, dw["kernel"], (1, 1), "SAME", **depthwise)
     packed = (features + dw["bias"]) @ params["offset_mask"]["kernel"] + params["offset_mask"]["bias"]
     assert packed.shape[-1] == 48
     by_group = packed.reshape(2, 5, 6, 2, 24)

@@ -28,6 +28,7 @@ from tests.helpers.layers import (
 
 ARGUMENTS = POOLING | {"modulated": False}
 X, ROIS, READ = scores_and_regions()
+OFFSET = normal(4, (6, 2, 3, 6))
 both_branches = pytest.mark.parametrize("branch", ["conv", "fc"])
 
 
@@ -111,36 +112,34 @@ def test_parts_are_the_bins_by_default(branch):
 
 def test_linen_with_offsets_from_outside():
     x, rois, features = scores_and_regions("conv")
-    offset, mask = normal(4, (6, 2, 3, 6)), normal(5, (6, 2, 3, 3))
     for branch in ("conv", "fc"):
         layer = jax_dcn.linen.DeformPSRoIPool(**POOLING, offset_branch=branch)
-        assert not layer.init(jax.random.key(0), x, rois, offset=offset)
-        check_given_offsets(partial(layer.apply, {}), x, rois, offset, mask)
-    pooled = jax_dcn.linen.DeformPSRoIPool(**ARGUMENTS).apply({}, x, rois, features, offset)
-    np.testing.assert_array_equal(pooled, jax_dcn.deform_psroi_pool(x, rois, offset, **BINS, **MOVES))
+        assert not layer.init(jax.random.key(0), x, rois, offset=OFFSET)
+        check_given_offsets(partial(layer.apply, {}), x, rois)
+    pooled = jax_dcn.linen.DeformPSRoIPool(**ARGUMENTS).apply({}, x, rois, features, OFFSET)
+    np.testing.assert_array_equal(pooled, jax_dcn.deform_psroi_pool(x, rois, OFFSET, **BINS, **MOVES))
 
 
 @both_branches
 def test_nnx_with_offsets_from_outside(branch):
     x, rois = scores_and_regions("fc")
-    offset, mask = normal(4, (6, 2, 3, 6)), normal(5, (6, 2, 3, 3))
     layer = jax_dcn.nnx.DeformPSRoIPool(SCORES, **POOLING, offset_branch=branch, rngs=nnx.Rngs(0))
     nnx.update(layer, jax.tree.map(lambda leaf: 0.3 * normal(leaf.ndim, leaf.shape), nnx.state(layer)))
-    check_given_offsets(layer, x, rois, offset, mask)
+    check_given_offsets(layer, x, rois)
     layer.conv_offset = layer.fc_offset = None
     assert not jax.tree.leaves(nnx.state(layer))
-    check_given_offsets(layer, x, rois, offset, mask)
+    check_given_offsets(layer, x, rois)
     with pytest.raises(ValueError, match=f"offset must be given to a layer whose {branch}_offset is None"):
         layer(x, rois)
 
 
-def check_given_offsets(apply, x, rois, offset, mask):
-    expected = jax_dcn.deform_psroi_pool(x, rois, offset, **BINS, **MOVES)
-    pooled, used_offset, used_mask = apply(x, rois, offset=offset, return_offsets=True)
+def check_given_offsets(apply, x, rois):
+    mask, expected = normal(5, (6, 2, 3, 3)), jax_dcn.deform_psroi_pool(x, rois, OFFSET, **BINS, **MOVES)
+    pooled, used_offset, used_mask = apply(x, rois, offset=OFFSET, return_offsets=True)
     np.testing.assert_array_equal(pooled, expected)
-    np.testing.assert_array_equal(used_offset, offset)
+    np.testing.assert_array_equal(used_offset, OFFSET)
     assert used_mask is None
-    assert_close(apply(x, rois, offset=offset, mask=mask), times_mask_of_parts(expected, mask))
+    assert_close(apply(x, rois, offset=OFFSET, mask=mask), times_mask_of_parts(expected, mask))
 
 
 @both_branches
@@ -148,9 +147,8 @@ def check_given_offsets(apply, x, rois, offset, mask):
 def test_padding(branch, padding):
     """A padding region gives zeros, and does not change any gradient."""
     x, rois, *features = scores_and_regions(branch)
-    layer = deforming(
-        pool_layer(linen_layer, [x, rois, *features], offset_branch=branch, modulated=True, return_offsets=True)
-    )
+    options = {"offset_branch": branch, "modulated": True, "return_offsets": True}
+    layer = deforming(pool_layer(linen_layer, [x, rois, *features], **options))
 
     @jax.jit
     def run(rois):
@@ -185,23 +183,11 @@ def test_no_regions(branch):
         ({"classes": 4}, {}, r"the channel count of x must be a multiple of 24, for classes=4 .* got 36"),
         ({}, {"x": X[0]}, r"x must have shape \[\.\.\., N, H, W, C\], got \(9, 8, 36\)"),
         ({}, {"features": [1.0]}, r"features must be an array, got \[1.0\]"),
-        (
-            {},
-            {"features": READ[:, :8]},
-            r"features must be as many and as large as x, of shape \(2, 9, 8, 36\), got \(2, 8, 8, 7\)",
-        ),
+        ({}, {"features": READ[:, :8]}, r"features must be as many and .* \(2, 9, 8, 36\), got \(2, 8, 8, 7\)"),
         ({"offset_branch": "fc"}, {"features": READ}, "features must be None with offset_branch='fc'"),
         ({}, {"mask": jnp.ones([6, 2, 3, 3])}, "mask was given without an offset"),
-        (
-            {},
-            {"offset": jnp.zeros([6, 2, 3, 2])},
-            r"offset must have 6 channels, two for each of classes=3, got shape \(6, 2, 3, 2\)",
-        ),
-        (
-            {},
-            {"offset": jnp.zeros([6, 2, 3, 6]), "mask": jnp.ones([6, 5, 4, 3])},
-            r"mask must have the shape \(6, 2, 3, 3\), one for each part and class, got \(6, 5, 4, 3\)",
-        ),
+        ({}, {"offset": OFFSET[..., :2]}, r"offset must have 6 channels, .* classes=3, got shape \(6, 2, 3, 2\)"),
+        ({}, {"offset": OFFSET, "mask": jnp.ones([6, 5, 4, 3])}, r"mask must have the shape \(6, 2, 3, 3\), .* 4, 3\)"),
     ],
 )
 @both_interfaces

@@ -1,7 +1,6 @@
 """Derivatives of all orders and modes, and no more of them than are requested."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,15 @@ import pytest
 from jax.test_util import check_grads
 
 from tests.helpers.deform_conv.cases import BACKENDS, assert_close, cast
-from tests.helpers.operators import EACH_PRIMITIVE, custom_calls_on, each_operator, loss, of_some, pull_back
+from tests.helpers.operators import (
+    EACH_PRIMITIVE,
+    custom_calls,
+    custom_calls_on,
+    each_operator,
+    loss,
+    of_some,
+    pull_back,
+)
 
 from .test_transformations import subsets
 
@@ -70,10 +77,6 @@ def test_against_the_reference(operator, derivative, x64):
         return jax.jit(functools.partial(derivative, function, functools.partial(loss, function)))(operator.smooth)
 
     assert_close(run(None), run("reference"), 1e-8, 1e-8)
-
-
-def custom_calls(compiled):
-    return set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
 
 
 @pytest.mark.usefixtures("im2col_on_cpu")

@@ -50,7 +50,6 @@ WRONG_CONVOLUTION = [
     ({"weight": ones((0, 3, 2, 6))}, ValueError, ["weight must", "(0, 3, 2, 6)"]),
     ({"bias": ones(5)}, ValueError, ["bias must", "(6,)", "(5,)"]),
     ({"mask": ones((2, 5, 6, 9))}, ValueError, ["mask must", "(2, 5, 6, 18)", "(2, 5, 6, 9)"]),
-    ({"mask": ones((5, 6, 18))}, ValueError, ["mask must", "(5, 6, 18)"]),
     ({"strides": 0}, ValueError, ["strides must", "positive", "0"]),
     ({"strides": (1, 2, 3)}, ValueError, ["strides must", "pair", "(1, 2, 3)"]),
     ({"strides": 1.5}, TypeError, ["strides must", "1.5"]),
@@ -58,7 +57,6 @@ WRONG_CONVOLUTION = [
     ({"padding": "FULL"}, ValueError, ["padding must", "'SAME'", "'CIRCULAR'", "'FULL'"]),
     ({"padding": (1, 2, 3)}, ValueError, ["padding must", "(1, 2, 3)"]),
     ({"padding": ((1,), (1, 1))}, ValueError, ["padding must", "((1,), (1, 1))"]),
-    ({"padding": 0.5}, TypeError, ["padding must", "0.5"]),
     ({"padding": None}, TypeError, ["padding must", "None"]),
     ({"feature_group_count": 0}, ValueError, ["feature_group_count must", "positive", "0"]),
     ({"feature_group_count": 3}, ValueError, ["weight must", "4/3", "feature_group_count=3"]),
@@ -69,17 +67,9 @@ WRONG_CONVOLUTION = [
 ]
 VALUE, LOCATIONS, WEIGHTS = jnp.zeros((2, 26, 4, 6)), jnp.zeros((2, 5, 4, 2, 3, 2)), jnp.zeros((2, 5, 4, 2, 3))
 LEVELS = ((4, 5), (3, 2))
-ATTENTION = {
-    "value": VALUE,
-    "sampling_locations": LOCATIONS,
-    "attention_weights": WEIGHTS,
-    "spatial_shapes": LEVELS,
-}
-UNEVEN = {
-    "points": (1, 3),
-    "sampling_locations": jnp.zeros((2, 5, 4, 4, 2)),
-    "attention_weights": jnp.zeros((2, 5, 4, 4)),
-}
+ATTENTION = {"value": VALUE, "sampling_locations": LOCATIONS, "attention_weights": WEIGHTS, "spatial_shapes": LEVELS}
+TAPS = jnp.zeros((2, 5, 4, 4, 2))
+UNEVEN = {"points": (1, 3), "sampling_locations": TAPS, "attention_weights": TAPS[..., 0]}
 X3, OFFSET3, MASK3 = jnp.zeros((2, 7, 5, 12)), jnp.zeros((2, 7, 5, 2 * 9 * 2)), jnp.zeros((2, 7, 5, 2 * 9))
 DCNV3 = {"x": X3, "offset": OFFSET3, "mask": MASK3, "kernel_size": 3, "padding": 1, "groups": 2}
 WRONG_ATTENTION = [
@@ -88,17 +78,9 @@ WRONG_ATTENTION = [
     ({"value": [[1.0]]}, TypeError, ["value must", "array", "list"]),
     ({"sampling_locations": LOCATIONS[0]}, ValueError, ["sampling_locations must", "[..., Q, M, L, P, 2]"]),
     ({"sampling_locations": LOCATIONS[:, :, :3]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
-    (
-        {"sampling_locations": LOCATIONS[:, :, :, :1]},
-        ValueError,
-        ["sampling_locations must", "(2, 5, 4, 2, 3, 2)", "2 levels"],
-    ),
+    ({"sampling_locations": LOCATIONS[:, :, :, :1]}, ValueError, ["sampling_locations must", "3, 2)", "2 levels"]),
     ({"sampling_locations": LOCATIONS.astype(jnp.bfloat16)}, TypeError, ["sampling_locations must", "bfloat16"]),
-    (
-        {"attention_weights": WEIGHTS[:, :4]},
-        ValueError,
-        ["attention_weights must", "(2, 5, 4, 2, 3)", "(2, 4, 4, 2, 3)"],
-    ),
+    ({"attention_weights": WEIGHTS[:, :4]}, ValueError, ["attention_weights must", "(2, 5, 4, 2, 3)", "(2, 4, 4, 2"]),
     ({"attention_weights": LOCATIONS}, ValueError, ["attention_weights must", "[..., Q, M, L, P]"]),
     ({"spatial_shapes": ()}, ValueError, ["spatial_shapes must", "()"]),
     ({"spatial_shapes": (4, 5)}, ValueError, ["spatial_shapes must", "(4, 5)"]),
@@ -149,7 +131,6 @@ WRONG_POOLING = [
     ({"part_size": 3}, ValueError, ["offset must", "part_size=(3, 3)", "(6, 2, 3, 6)"]),
     ({"output_size": 0}, ValueError, ["output_size must", "0"]),
     ({"output_size": True}, TypeError, ["output_size must", "True"]),
-    ({"output_size": (7, 2.0)}, ValueError, ["output_size must", "(7, 2.0)"]),
     ({"output_size": np.array(7.0)}, ValueError, ["output_size must", "array(7.)"]),
     ({"output_size": jnp.array([7, 7, 7])}, ValueError, ["output_size must", "[7, 7, 7]"]),
     ({"group_size": 1.5}, TypeError, ["group_size must", "1.5"]),
@@ -158,7 +139,6 @@ WRONG_POOLING = [
     ({"spatial_scale": "1"}, TypeError, ["spatial_scale must", "'1'"]),
     ({"spatial_scale": True}, TypeError, ["spatial_scale must", "True"]),
     ({"spatial_scale": 0}, ValueError, ["spatial_scale must be a positive number", "0"]),
-    ({"spatial_scale": -1}, ValueError, ["spatial_scale must be a positive number", "-1"]),
     ({"spatial_scale": 1e40}, ValueError, ["spatial_scale must be a positive number", "1e+40"]),
     ({"spatial_scale": 1j}, TypeError, ["spatial_scale must", "1j"]),
     ({"trans_std": float("nan")}, ValueError, ["trans_std must", "nan"]),
@@ -305,7 +285,6 @@ def test_the_good_arguments_are_good():
     "function, good, name, value",
     [
         (ATTEND, ATTENTION, "spatial_shapes", np.array(LEVELS)),
-        (jax_dcn.dcnv3, DCNV3, "offset_scale", 1.0),
         (jax_dcn.dcnv3, DCNV3, "padding", 1),
         (jax_dcn.deform_psroi_pool, POOL, "spatial_scale", 0.5),
         (jax_dcn.deform_psroi_pool, POOL, "output_size", 5),

@@ -24,18 +24,14 @@ from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.sharding import check, is_split, make_mesh, place
 
 pytestmark = pytest.mark.platforms("cpu")
+thorough = functools.partial(pytest.param, marks=pytest.mark.thorough)
 
 
 def splits(*by_default):
     """Parametrises a test by `operator` and `split`; if some are named, the others are thorough."""
-    params = [
-        pytest.param(operator, split, id=f"{operator}-{split}")
-        for operator in OPERATORS.values()
-        for split in operator.splits
-    ]
-    for k, param in enumerate(params):
-        if by_default and param.id not in by_default:
-            params[k] = pytest.param(*param.values, id=param.id, marks=pytest.mark.thorough)
+    pairs = {f"{operator}-{split}": (operator, split) for operator in OPERATORS.values() for split in operator.splits}
+    marks = {name: () if name in (by_default or pairs) else pytest.mark.thorough for name in pairs}
+    params = [pytest.param(*pair, id=name, marks=marks[name]) for name, pair in pairs.items()]
     return pytest.mark.parametrize("operator, split", params)
 
 
@@ -138,7 +134,7 @@ def check_unequal_shards(split, spec):
 ROUNDED = "deform_conv2d-images_over_both_axes", "deform_conv2d-features", "deform_conv2d-rows"
 
 
-@pytest.mark.parametrize("backend", [None, pytest.param("reference", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("backend", [None, thorough("reference")])
 @splits(*ROUNDED, "deform_psroi_pool-regions", "multi_scale_deformable_attention-queries")
 def test_sums_are_rounded_once(operator, split, backend):
     """Guards against gradients that are rounded to 16 bits on every device before they are summed."""
@@ -164,9 +160,7 @@ def exchanged_by(split, function, axis_type="Auto", tolerance=1e-3):
     return check(mesh, function, place(mesh, operands, split.specs), operands, tolerance)
 
 
-@pytest.mark.parametrize(
-    "backend, axis_type", [(None, "Auto"), pytest.param("reference", "Explicit", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("backend, axis_type", [(None, "Auto"), thorough("reference", "Explicit")])
 def test_second_derivatives(backend, axis_type):
     """A gradient penalty. Guards against a derivative of a sum over devices that sums again."""
     split = of_conv("images_and_features")
@@ -264,9 +258,7 @@ def test_the_first_array_decides():
     assert all(map(is_split, grads, [make_mesh()] * 5, split.specs))
 
 
-@pytest.mark.parametrize(
-    "specs", [{"x": P("b"), "offset": P(None, "b"), "mask": P("b")}, {"x": P(None, "a", "b")}], ids=str
-)
+@pytest.mark.parametrize("specs", [{"x": P("b"), "offset": P(None, "b"), "mask": P("b")}, {"x": P(None, "a", "b")}])
 def test_operands_that_disagree(specs):
     """Guards against shards that do not belong together if a user shards the operands inconsistently."""
     split = of_conv("rows")._replace(specs=Operands(**dict.fromkeys(Operands._fields, P()) | specs))
@@ -351,9 +343,8 @@ def of_devices(operator, count):
 
 def shard_map(operator, function, mesh, spec, out_specs=None, **options):
     specs = batched_specs(operator, spec)
-    return jax.shard_map(
-        function, mesh=mesh, in_specs=(specs,), out_specs=specs if out_specs is None else out_specs, **options
-    )
+    out_specs = specs if out_specs is None else out_specs
+    return jax.shard_map(function, mesh=mesh, in_specs=(specs,), out_specs=out_specs, **options)
 
 
 @pytest.mark.parametrize(
@@ -374,15 +365,8 @@ def test_shard_map(operator, axis_type, check_vma, shape):
     """
     mesh, operands = make_mesh(axis_type, shape), of_devices(operator, 8)
     of_operator, by_reference = (functools.partial(loss, operator.case.with_backend(b)) for b in (None, "reference"))
-    split = shard_map(
-        operator,
-        lambda operands: jax.lax.psum(of_operator(operands), "a"),
-        mesh,
-        P("a"),
-        P(),
-        axis_names={"a"},
-        check_vma=check_vma,
-    )
+    options = {"axis_names": {"a"}, "check_vma": check_vma}
+    split = shard_map(operator, lambda o: jax.lax.psum(of_operator(o), "a"), mesh, P("a"), P(), **options)
     placed = place(mesh, operands, batched_specs(operator, P(("a", "b")[: len(shape)])))
     actual, expected = jax.jit(jax.value_and_grad(split))(placed), jax.jit(jax.value_and_grad(by_reference))(operands)
     assert_close(actual, expected, 1e-3, 1e-3)

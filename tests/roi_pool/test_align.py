@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.deform_conv.cases import BACKENDS, assert_close
 from tests.helpers.roi_pool import numpy_reference
-from tests.helpers.roi_pool.cases import BACKENDS, RoIAlign, pull_back
+from tests.helpers.roi_pool.cases import RoIAlign, pull_back
 from tests.helpers.roi_pool.numpy_reference import Align
 
 

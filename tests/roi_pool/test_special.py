@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.roi_pool.cases import BACKENDS, COTANGENT, operands, pull_back
+from tests.helpers.deform_conv.cases import BACKENDS
+from tests.helpers.roi_pool.cases import COTANGENT, operands, pull_back
 from tests.helpers.roi_pool.numpy_reference import Pooling
 
 

@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.deform_conv.cases import assert_close
-from tests.helpers.roi_pool.cases import (
-    BACKENDS,
-    COTANGENT,
-    POOLING,
-    Problem,
-    PSRoIPool,
-    RoIAlign,
-    operands,
-    pool,
-    pull_back,
-)
+from tests.helpers.deform_conv.cases import BACKENDS, assert_close
+from tests.helpers.roi_pool.cases import COTANGENT, POOLING, Problem, PSRoIPool, RoIAlign, operands, pool, pull_back
 from tests.helpers.roi_pool.numpy_reference import Align, Pooling
 
 

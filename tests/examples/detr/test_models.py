@@ -103,7 +103,7 @@ def test_missing_and_unknown_names():
     [
         (
             {"model_type": "detr"},
-            "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' or 'd_fine' in the config",
+            "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' or 'd_fine' in the",
         ),
         ({"position_embedding_type": "learned"}, "position_embedding_type must be 'sine' in the config, got 'learned'"),
         ({"dilation": True}, "dilation must be False in the config, got True"),

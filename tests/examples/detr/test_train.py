@@ -88,16 +88,6 @@ def test_the_command(folder, tmp_path, capsys):
         main([*data(folder), "--checkpoint", str(tmp_path / "model"), *options])
 
 
-@pytest.mark.thorough  # tests/examples/test_library.py has the same with a tiny model
-def test_a_run_goes_on_as_if_never_interrupted(folder, tmp_path):
-    whole = train(checkpoint(), RECIPE, batches(folder), tmp_path / "whole", devices=jax.devices()[:1])
-    parts = {"directory": tmp_path / "parts", "devices": jax.devices()[:1]}
-    train(checkpoint(), RECIPE, batches(folder), **parts, stop_after=2)
-    resumed = train(checkpoint(), RECIPE, batches(folder), **parts, resume=True)
-    assert resumed.losses == whole.losses
-    jax.tree.map(assert_array_equal, resumed.state, whole.state)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

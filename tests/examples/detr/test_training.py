@@ -18,6 +18,9 @@ from tests.helpers import detr_training
 
 pytestmark = pytest.mark.platforms("cpu")
 
+# Of the authors' code, where transformers has no weights, or others.
+DEFORMABLE_DETR_WEIGHTS = {"ce": 2, "bbox": 5, "giou": 2}
+
 
 def variables_of(case, config, dtype="float32"):
     load_file = pytest.importorskip("safetensors.numpy").load_file
@@ -37,7 +40,7 @@ def named(tree):
 
 @functools.cache  # both cases of a model have the same shapes
 def program(folder, dtype=None):
-    """((total, outputs), gradient) of a model, by its variables, images, mask, targets and denoising queries."""
+    """((total, (losses, outputs)), gradient) by variables, images, mask, targets and denoising queries of a model."""
     golden, criterion, *_ = case_of(f"{folder}/train", dtype="float32")
     model = weights.make_model(golden.config, dtype)
 
@@ -45,15 +48,19 @@ def program(folder, dtype=None):
         keywords = {"mask": mask, "denoising": denoising}
         keywords = {name: value for name, value in keywords.items() if value is not None}
         outputs = model.apply(others | {"params": params}, images, **keywords)
-        return sum(criterion(outputs, targets, denoising).values()), outputs
+        losses = criterion(outputs, targets, denoising)
+        return sum(losses.values()), (losses, outputs)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 def run(case, dtype, computed=None):
-    """((total, outputs), gradient) of a case with arrays of `dtype`, computed in another one if there is one."""
+    """((total, (losses, outputs)), gradient) of a case with arrays of `dtype`, computed in another one if there is one.
+
+    There are more targets than in the golden file: they are padding, and change nothing.
+    """
     folder, _, name = case.partition("/")
-    golden, _, _, targets, denoising = case_of(case, 1 + (name == "empty_image"), dtype)
+    golden, _, _, targets, denoising = case_of(case, 3 + (name == "empty_image"), dtype)
     variables = variables_of(case, golden.config, dtype)
     mask = jnp.asarray(golden.arrays["pixel_mask"]) if folder.startswith("deformable_detr") else None
     images = detr_training.images(golden).astype(dtype)
@@ -61,11 +68,16 @@ def run(case, dtype, computed=None):
 
 
 @pytest.mark.parametrize("case", detr_training.CASES)
-def test_outputs_and_gradients(case, x64):
+def test_losses_outputs_and_gradients(case, x64):
     golden = detr_training.read(case)
     arrays = golden.arrays
-    (total, outputs), gradient = run(case, "float64")
+    (total, (losses, outputs)), gradient = run(case, "float64")
     assert_allclose(total, arrays.get("original_total", arrays["total"]), rtol=1e-12)
+    expected = golden.starting("original_loss/") or golden.starting("loss/")
+    assert losses.keys() == {name for name in expected if "cardinality" not in name}
+    for name, loss in losses.items():
+        weight = DEFORMABLE_DETR_WEIGHTS[name.split("_")[1]] if case.startswith("deformable_detr") else 1
+        assert_allclose(loss, weight * expected[name], rtol=1e-10, atol=1e-10, err_msg=name)
     for name in ("logits", "boxes"):
         parts = [getattr(outputs.layers, name)]
         if outputs.denoising is not None:
@@ -96,7 +108,7 @@ def test_outputs_and_gradients(case, x64):
 
 def test_bfloat16():
     """Positions, boxes and logits have float32. The loss is near the golden one, and gradients are finite."""
-    (found, outputs), gradient = run("rt_detr_v2/train", "float32", jnp.bfloat16)
+    (found, (_, outputs)), gradient = run("rt_detr_v2/train", "float32", jnp.bfloat16)
     assert outputs.layers.logits.dtype == outputs.layers.boxes.dtype == jnp.float32
     assert_allclose(found, detr_training.read("rt_detr_v2/train").arrays["total"], rtol=0.05)
     assert all(leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))

@@ -13,7 +13,6 @@ import jax_dcn
 
 from . import numpy_reference
 
-BACKENDS = (None, "reference")
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/aggregation"
 
 
@@ -81,9 +80,8 @@ class Convolution:
 
     def with_backend(self, backend=None, **options):
         names = ("kernel_size", "strides", "padding", "kernel_dilation", "offset_scale", "remove_center", "groups")
-        return functools.partial(
-            jax_dcn.dcnv3, **{name: getattr(self, name) for name in names}, backend=backend, **options
-        )
+        keywords = {name: getattr(self, name) for name in names}
+        return functools.partial(jax_dcn.dcnv3, **keywords, backend=backend, **options)
 
     @property
     def taps(self):

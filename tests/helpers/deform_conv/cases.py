@@ -104,9 +104,8 @@ class Case:
                 return array.reshape(math.prod(self.batch), *array.shape[len(self.batch) :])
 
         batched = {name: fold(getattr(operands, name)) for name in ("x", "offset", "mask")}
-        y, gradients = numpy_reference.deform_conv(
-            fold(cotangent), **operands._asdict() | batched, convolution=self.convolution
-        )
+        arguments = operands._asdict() | batched
+        y, gradients = numpy_reference.deform_conv(fold(cotangent), **arguments, convolution=self.convolution)
         for name, array in operands._asdict().items():
             gradients[name] = None if array is None else gradients[name].reshape(array.shape)
         return y.reshape(*self.batch, *y.shape[1:]), Operands(**gradients)

@@ -14,7 +14,6 @@ import jax_dcn
 from . import numpy_reference
 from .numpy_reference import Align, Pooling
 
-BACKENDS = (None, "reference")
 # 6 features, a group size of 3 x 2, bins that are not square and differ from the parts in number, and 3 classes
 POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
 COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
@@ -108,9 +107,8 @@ class RoIAlign(Case):
         channels = self.features * math.prod(self.pooling.group_size)
         x = random.normal(size=(*lead, 2, *self.image, channels))
         reach = max(self.image) / self.pooling.spatial_scale
-        rois = np.reshape(
-            [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))], (*lead, self.count, 5)
-        )
+        rois = [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))]
+        rois = np.reshape(rois, (*lead, self.count, 5))
         offset = random.normal(size=(*lead, self.count, *bins, 2)) * 2 if self.has_offset else None
         if self.on_grid:
             rois = np.round(rois * 2) / 2

@@ -1,1 +1,0 @@
-collect_ignore = ["make_golden.py"]  # it needs more packages than the tests
