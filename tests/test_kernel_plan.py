@@ -227,7 +227,7 @@ def test_volumes(target):
 
 
 @pytest.mark.parametrize("dtype, target", [("float32", "cpu"), ("float32", "cuda"), ("bfloat16", "cuda")])
-def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
+def test_all_images_are_one_part_if_their_workspace_fits(dtype, target, monkeypatch):
     def workspace():
         found = planned(convolution(dtype, batch=(4,)), target, backend="im2col")
         sorts = sum(map(math.prod, sorted_shapes((4,), 4 * 5 * 9, (4, 5), 4))) if target == "cuda" else 0
@@ -242,7 +242,7 @@ def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeyp
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
-    """They are those of whole chunks, as many as the limit has room for."""
+    """They are those of whole parts, as many as the limit has room for."""
 
     def choices(images):
         operands = convolution(dtype, batch=(images,), image=(100, 168), channels=128)
@@ -252,7 +252,8 @@ def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
     assert choices(16).sorted_images == 16
     many = choices(3 * 2**10)
     assert many.sorted_images % many.images == 0
-    assert im2col_plan.SORT_BYTES / 2 < many.sorted_images * image_bytes <= im2col_plan.SORT_BYTES
+    limit = im2col_plan.CONVOLUTION_SORT_BYTES
+    assert limit / 2 < many.sorted_images * image_bytes <= limit
 
 
 @pytest.mark.parametrize("name", ["deform_conv2d", "multi_scale_deformable_attention"])

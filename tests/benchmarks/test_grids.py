@@ -15,7 +15,7 @@ def test_samples_are_sorted_once_for_many_parts():
     problem = CONVOLUTION.problem(SHAPES["C"]._replace(batch=16), "bfloat16")
     found = grids.launches(CONVOLUTION.function, problem, ("x",))
     blocks = {name.partition("<")[0]: [record["blocks"] for record in found[name]] for name in found}
-    # 3 chunks and 9 thread blocks of bins, of each of 16 images; then the pixels of 8 images at a time, 2 in a warp.
+    # 3 parts and 9 thread blocks of bins, of each of 16 images; then the pixels of 8 images at a time, 2 in a warp.
     assert blocks == {"PartitionKernel": [48], "SortBinsKernel": [136], "XCotangentKernel": [1050] * 2}
 
 
