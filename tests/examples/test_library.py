@@ -226,10 +226,11 @@ def test_an_interruption_saves_the_last_state(tmp_path):
         return {}
 
     assert threading.current_thread() is threading.main_thread()
+    usual = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
         run(tmp_path, evaluate=interrupt)
     assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is usual
     assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
 
 
