@@ -4,20 +4,18 @@ nvcc compiles the kernels and their launchers as for the package, but to PTX onl
 instead of the CUDA runtime.
 """
 
-import contextlib
 import ctypes
 import functools
-import json
 import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from benchmarks.lowering.substituted_kernels import register, substituted
+from benchmarks.lowering.substituted_kernels import register
 from benchmarks.support import cuda_tools
 from benchmarks.support.cached_build import ROOT, build
 
@@ -94,7 +92,6 @@ class Interpreter:
 
     def __init__(self, path: pathlib.Path, prefix: str):
         self._library = ctypes.CDLL(str(path))
-        self._library.TakeInterpreterRecords.restype = ctypes.c_char_p
         self._library.FindInterpreterOption.restype = ctypes.POINTER(ctypes.c_uint64)
         self.handlers = register(self._library, prefix)
         self._initialize = f"{prefix}_initialize"
@@ -121,35 +118,11 @@ class Interpreter:
         finally:
             self.set(**before)
 
-    def take_records(self) -> list[dict]:
-        """The records of the launches since the last call. The option `records_launches` must be set."""
-        return json.loads(self._library.TakeInterpreterRecords())
-
 
 @functools.cache
 def interpreter(architecture: int, nvcc: str | None = None) -> Interpreter:
     path = module(architecture, nvcc)
     return Interpreter(path, f"sm_{architecture}_{path.parent.name}")
-
-
-@contextlib.contextmanager
-def executed(architecture: int = ARCHITECTURE, compute_capability: int | None = None) -> Iterator[Interpreter]:
-    """Within it, jax_dcn on the CPU runs the PTX of its CUDA kernels, as for GPUs of this compute capability."""
-    found = interpreter(architecture)
-    with substituted(found.handlers, compute_capability):
-        yield found
-
-
-def launches(function, *arguments, compute_capability: int) -> list[dict]:
-    """The records of all kernels that `function(*arguments)` launches on a GPU. The kernels do not run."""
-    with executed(compute_capability=compute_capability) as found:
-        found.take_records()
-        before = found.set(records_launches=1, runs_blocks=0)
-        try:
-            jax.block_until_ready(jax.jit(function)(*arguments))
-        finally:
-            found.set(**before)
-        return found.take_records()
 
 
 def _run(jobs):

@@ -26,7 +26,7 @@ def register(library: ctypes.CDLL, prefix: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def substituted(names: dict[str, str], compute_capability: int | None = None):
+def substituted(names: dict[str, str]):
     """A context in which jax_dcn is lowered on the CPU as for CUDA, to the handlers with these names."""
     real_call = jax.ffi.ffi_call
 
@@ -38,7 +38,7 @@ def substituted(names: dict[str, str], compute_capability: int | None = None):
     with (
         mock.patch.object(jax.ffi, "ffi_call", substitute_call),
         mock.patch.dict(lowerings["cpu"], rules),
-        mock.patch.object(target, "of_lowering", lambda platform, _: Target(platform, compute_capability)),
+        mock.patch.object(target, "of_lowering", lambda platform, _: Target(platform, None)),
     ):
         jax.clear_caches()
         yield

@@ -26,6 +26,7 @@ from examples.rcnn.roi_heads import pool
 from examples.rcnn.train import Recipe, make_optimiser, rate, train
 from examples.rcnn.train import main as command
 from jax_dcn import interop
+from tests.helpers import mask_rcnn
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
@@ -146,6 +147,23 @@ def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch):
     np.savez(tmp_path / "resnet.npz", **plain)
     with pytest.raises(ValueError, match=r"missing 'layer1.0.conv1.weight'"):
         weights.with_backbone(RCNN(), tmp_path / "resnet.npz", jax.random.key(0))
+
+
+@pytest.mark.thorough
+def test_bfloat16(state):
+    def first_stage(model, images):
+        features = model.features(images)
+        return features, model.rpn_head(features)
+
+    def run(dtype):
+        model = RCNN(weights.config_of(state), dtype)
+        apply = jax.jit(partial(model.apply, method=first_stage))
+        return apply(weights.fill(model, state), mask_rcnn.images()[:1])
+
+    (_, anchors), (low_features, low_anchors) = run(None), run(jnp.bfloat16)
+    assert low_features[0].dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(low_anchors)} == {jnp.dtype("float32")}
+    assert_allclose(low_anchors.logits[0], anchors.logits[0], atol=0.05 * np.abs(anchors.logits[0]).max())
 
 
 @pytest.mark.thorough

@@ -57,11 +57,4 @@ XLA_FFI_Error* Initialize(XLA_FFI_CallFrame* frame) {
 
 uint64_t* FindInterpreterOption(const char* name) { return ptx::FindOption(name); }
 
-// The text is valid until the next call.
-const char* TakeInterpreterRecords() {
-  static std::string records;
-  records = ptx::TakeRecords();
-  return records.c_str();
-}
-
 }  // extern "C"

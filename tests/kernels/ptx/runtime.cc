@@ -200,12 +200,6 @@ bool ChecksRaces() { return options.checks_races; }
 
 int64_t NumNodes() { return nodes; }
 
-std::string TakeRecords() {
-  std::string text = "[";
-  text += std::exchange(records, "");
-  return text += ']';
-}
-
 }  // namespace ptx
 
 using ptx::functions, ptx::options;
@@ -217,7 +211,7 @@ extern "C" {
 void** __cudaRegisterFatBinary(void* wrapper) { return reinterpret_cast<void**>(ptx::ReadModule(wrapper)); }
 void __cudaRegisterFatBinaryEnd(void**) { ptx::ReadEnvironment(); }
 void __cudaUnregisterFatBinary(void** module) {
-  if (options.records_launches) std::printf("%s\n", ptx::TakeRecords().c_str());
+  if (options.records_launches) std::printf("[%s]\n", ptx::records.c_str());
   if (!options.lists_unused) return;
   for (const std::string& name : reinterpret_cast<ptx::Module*>(module)->UnusedKernels()) {
     std::printf("unused: %s\n", name.c_str());

@@ -15,7 +15,4 @@ bool ChecksRaces();
 
 int64_t NumNodes();  // kernels and memsets that were put on a stream so far
 
-// The records of the launches since the last call, as JSON.
-std::string TakeRecords();
-
 }  // namespace ptx
