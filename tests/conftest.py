@@ -16,7 +16,7 @@ import hypothesis
 import jax
 import pytest
 
-from jax_dcn._operators.deform_conv import plan
+from jax_dcn._operators.deform_conv import gpus, plan
 
 hypothesis.settings.register_profile(
     "jax_dcn",
@@ -138,8 +138,8 @@ def pytest_terminal_summary(terminalreporter):
 
 def fuse_what_can_be(monkeypatch):
     """On a GPU, convolutions are fused where they can be, whatever is faster."""
-    always, row_of = plan.FusedFrom(0, 0), plan._gpu
-    monkeypatch.setattr(plan, "_gpu", lambda target: row_of(target)._replace(forward=always, weight=always))
+    always, row_of = gpus.FusedFrom(0, 0), gpus.gpu_of
+    monkeypatch.setattr(plan, "gpu_of", lambda capability: row_of(capability)._replace(forward=always, weight=always))
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Makes an operator a JAX primitive, with a rule for every transformation, from its reference and its kernels.
 
 One primitive represents the operator and all its derivatives. Its static parameters have a chain of differentiation
-steps, `chain.py`, which says which of them. The value and the first derivatives run in kernels. Every other derivative
-is derived from the reference. On a platform without kernels, and where the user asks for it, the whole reference
-computes everything.
+steps, which says which derivative it is (`chain.py`). The value and the first derivatives run in kernels. Every other
+derivative is derived from the reference. On a platform without kernels, and where the user asks for it, the whole
+reference computes everything.
 
 `rules.py` has the rules of the primitive, and `evaluation.py` what a lowered primitive computes.
 """
@@ -60,7 +60,8 @@ class Operator(Generic[Spec]):
         workspace.
       user_names: `user_names(spec)`, what users call operands, where that is not their name.
       axes: `axes(operands, spec)`, from shapes, the dimensions that may be sharded.
-      keywords: `keywords(spec, shards)`, the keywords of the three functions above on a device that has these shards.
+      keywords: `keywords(spec, shards)`, the keywords of `reference`, `forward`, `tangent` and `cotangent` on a device
+        that has these shards.
       part_lengths: `part_lengths(operands, target)`, from shapes with one batch dimension, the lengths of the parts in
         which derivatives of the reference are evaluated, by the names of `axes` and "batch". The reference of these
         parts must add up to that of the whole.

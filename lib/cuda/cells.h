@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "sort_words.h"
 #include "vector.h"
 
 namespace dcn {
@@ -24,8 +25,9 @@ struct alignas(4 * sizeof(A)) SortedSample {
 };
 
 template <typename A>
-constexpr int64_t kSampleWords = sizeof(SortedSample<A>) / sizeof(int32_t);
-static_assert(kSampleWords<float> == 4 && kSampleWords<double> == 8);  // as deform_conv/handlers_cuda.cc has them
+constexpr int64_t kSampleWords = SortedSampleWords(sizeof(A));
+static_assert(kSampleWords<float> * 4 == sizeof(SortedSample<float>));
+static_assert(kSampleWords<double> * 4 == sizeof(SortedSample<double>));
 
 // The samples of two neighbouring cells of a row of cells, in a table. In those of the first cell, the pixel between
 // the cells is a right corner.

@@ -39,8 +39,8 @@ struct FusedLimits {
   static constexpr int64_t kVectorBytes = 16;                 // per vector load or store; pixels consist of vectors
   static constexpr int64_t kTilePixels = 128;                 // output pixels per thread block
   static constexpr int64_t kTileFeatures[] = {64, 128, 256};  // output features per thread block of the forward
-  static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's cotangent
-  static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's cotangent
+  static constexpr int64_t kWeightTile = 128;                 // channels per thread block of the weight's cotangent
+  static constexpr int64_t kWeightTileFeatures[] = {64, 128};
 };
 
 // The block tile of a call, which the caller chooses for the GPU. Blocks of 4 warps are made for two and more resident

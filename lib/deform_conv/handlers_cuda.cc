@@ -7,13 +7,10 @@
 #include "device.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
+#include "sort_words.h"
 
 namespace dcn {
 namespace {
-
-constexpr int64_t kSampleNumbers = 4;  // of SortedSample, each as wide as a number of offset
-
-int64_t WordsOf(DType dtype) { return dtype == DType::kF64 ? 2 : 1; }  // a word is an element of the type S32
 
 void CheckTables(Checks& checks, int64_t images, int64_t offset_groups, int64_t samples, int64_t height,
                  int64_t width) {
@@ -52,7 +49,7 @@ ffi::Error SortSamplesImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBu
     checks.Type(name, buffer, ffi::S32);
   }
   checks.Shape("samples", *samples,
-               {sizes.images, sizes.offset_groups, sizes.samples(), kSampleNumbers * WordsOf(dtype)});
+               {sizes.images, sizes.offset_groups, sizes.samples(), SortedSampleWords(BytesOf(dtype))});
   checks.Shape("cell_start", *cell_start, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
   checks.Shape("workspace", *workspace, {sizes.images, sizes.offset_groups, sizes.samples()});
   if (!checks.ok()) return checks.error();
@@ -106,7 +103,7 @@ ffi::Error GatherSamplesImpl(Device::Context context, ffi::AnyBuffer samples, ff
   checks.FitsInt32("the number of a pixel's bytes", SaturatingMultiply(sizes.channels, BytesOf(dtype)));
   if (!checks.ok()) return checks.error();
   checks.Shape("samples", samples,
-               {sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, kSampleNumbers * WordsOf(dtype)});
+               {sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, SortedSampleWords(BytesOf(dtype))});
   checks.Shape("cell_start", cell_start, {sizes.images_of_samples, sizes.offset_groups, sizes.cells() + 1});
   checks.Shape("d_columns", d_columns, {sizes.images, of_columns[1], of_columns[2], of_columns[3], sizes.channels});
   if (!checks.ok()) return checks.error();

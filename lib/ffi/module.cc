@@ -1,6 +1,7 @@
-// The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
-// the limits of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered by a build without
-// CUDA. That of the CPU also exports what Python needs to know of its fused kernels.
+// The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, the
+// limits of CUDA's fused kernels, and the sizes of what CUDA's kernels sort. All backends export these, since CUDA
+// programs may be lowered by a build without CUDA. That of the CPU also exports what Python needs to know of its fused
+// kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -15,6 +16,7 @@
 
 #include "deform_conv/fused_rules.h"
 #include "ffi/handlers.h"
+#include "sort_words.h"
 #ifdef DCN_CPU
 #include "instruction_sets.h"
 #endif
@@ -32,13 +34,19 @@ nb::dict FusedLimits() {
   limits["tile_pixels"] = Limits::kTilePixels;
   limits["tile_features"] = nb::tuple(tile_features);
   limits["weight_tile"] = Limits::kWeightTile;
-  limits["min_split_pixels"] = Limits::kMinSplitPixels;
   nb::dict weight_tile_samples;
-  for (const int64_t features : {64, 128}) {
+  for (const int64_t features : Limits::kWeightTileFeatures) {
     weight_tile_samples[nb::int_(features)] = dcn::MaxWeightTileSamples(features);
   }
   limits["weight_tile_samples"] = weight_tile_samples;
   return limits;
+}
+
+// The 32-bit elements of a sorted record, by the bytes of an element of its sums.
+nb::dict SortedWords(int64_t (*words)(int64_t)) {
+  nb::dict found;
+  for (const int64_t bytes : {4, 8}) found[nb::int_(bytes)] = words(bytes);
+  return found;
 }
 
 template <typename Value>
@@ -157,6 +165,8 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.attr("compiler") = DCN_COMPILER;
   module.attr("fused_limits") = FusedLimits();
+  module.attr("sorted_sample_words") = SortedWords(dcn::SortedSampleWords);
+  module.attr("sorted_tap_words") = SortedWords(dcn::SortedTapWords);
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
   module.attr("has_x86_kernels") = bool(DCN_HAS_X86_KERNELS);

@@ -12,6 +12,7 @@
 #include "launch.h"
 #include "sampling/cuda_point.h"
 #include "sampling/sampling.h"
+#include "sort_words.h"
 #include "vector.h"
 #include "zero.h"
 
@@ -75,7 +76,8 @@ DCN_HOST_DEVICE int64_t Entries(const SamplingSizes& sizes) {
 template <typename A>
 int64_t TableWords(const SamplingSizes& sizes) {
   const int64_t entries = Entries(sizes);
-  return entries * int64_t(sizeof(SortedTap<A>) / sizeof(int32_t) + 1) + sizes.pixels() + 1;
+  static_assert(SortedTapWords(sizeof(A)) * 4 == sizeof(SortedTap<A>));
+  return entries * (SortedTapWords(sizeof(A)) + 1) + sizes.pixels() + 1;
 }
 
 // The sorted taps of consecutive images, and what the gather kernels add up and store.

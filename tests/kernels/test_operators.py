@@ -105,12 +105,24 @@ test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
 TILED = ["ragged_strip_and_tile", "several_tiles_of_features", "2_groups_3_offset_groups", "many_taps", "torus"]
 
 
+def with_tile(monkeypatch, planner, tile_features, warps):
+    """Lets `fused_plan.cuda_forward` or `cuda_weight` choose this tile."""
+    choose = getattr(fused_plan, planner)
+
+    def replaced(*arguments):
+        planned = choose(*arguments)
+        choices = dataclasses.replace(planned.choices, tile_features=tile_features, warps=warps)
+        return dataclasses.replace(planned, choices=choices)
+
+    monkeypatch.setattr(fused_plan, planner, replaced)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", TILED)
 @pytest.mark.parametrize("tile, warps", [(64, 4), (64, 8), (128, 4), (128, 8), (256, 8)])
 def test_conv_fused_tiles(tile, warps, name, dtype, monkeypatch):
     """All tiles of the forward, also those that are not selected for small shapes."""
-    monkeypatch.setattr(fused_plan, "cuda_forward", lambda *_: fused_plan.FusedCudaForward(tile, warps))
+    with_tile(monkeypatch, "cuda_forward", tile, warps)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
 
@@ -121,20 +133,14 @@ BACK = ["ragged_strip_and_tile_back", "whole_tile_of_channels_back", "several_ti
 @pytest.mark.parametrize("name", BACK)
 @pytest.mark.parametrize("tile, warps", [(64, 8), (128, 4), (128, 8)])
 def test_conv_fused_tiles_of_the_weight(tile, warps, name, monkeypatch):
-    choose = fused_plan.cuda_weight
-
-    def with_tile(problem, resident_blocks):
-        chosen = choose(problem, resident_blocks)
-        return dataclasses.replace(chosen, tile_features=tile, warps=warps)
-
-    monkeypatch.setattr(fused_plan, "cuda_weight", with_tile)
+    with_tile(monkeypatch, "cuda_weight", tile, warps)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
 
 
 def test_a_tile_of_another_gpu_is_an_error(interpreter, monkeypatch):
     """A program that was compiled for an H100 says so on a GPU whose SMs have less shared memory."""
-    monkeypatch.setattr(fused_plan, "cuda_forward", lambda *_: fused_plan.FusedCudaForward(256, 8))
+    with_tile(monkeypatch, "cuda_forward", 256, 8)
     case = conv_fused.CASE["torus"]
     before = interpreter.set(max_shared_bytes=99 << 10, device=10, requires_loading=0)
     try:

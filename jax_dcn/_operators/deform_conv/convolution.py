@@ -11,7 +11,7 @@ from jax_dcn._operators.deform_conv.custom_calls import Samples
 
 
 class Convolution(NamedTuple):
-    """Operands with one batch dimension, for the part of the output from `origin` on that `offset` has."""
+    """Operands with one batch dimension, for the shard of the output from `origin` on that `offset` has."""
 
     operands: Operands[jax.Array]
     spec: Spec

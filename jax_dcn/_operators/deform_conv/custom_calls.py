@@ -1,4 +1,4 @@
-"""The XLA custom calls of the im2col path, one function each: operands and static parameters in, arrays out.
+"""The XLA custom calls of a convolution: `call` for all of them, and a function for each of the im2col path.
 
 All arrays have one batch dimension. The handlers are in lib/deform_conv/handlers*.cc.
 """

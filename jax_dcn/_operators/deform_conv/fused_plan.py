@@ -1,4 +1,4 @@
-"""The parameters of the fused kernels: tiles, divisions of the work, and workspaces."""
+"""The plans of the fused path: tiles, divisions of the work, and workspaces."""
 
 import math
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ TILE_PIXELS: int = _LIMITS["tile_pixels"]
 TILE_FEATURES: tuple[int, ...] = _LIMITS["tile_features"]
 WEIGHT_TILE: int = _LIMITS["weight_tile"]
 WEIGHT_TILE_SAMPLES: dict[int, int] = _LIMITS["weight_tile_samples"]  # the most, by the features of a tile
-MIN_SPLIT_PIXELS: int = _LIMITS["min_split_pixels"]
 _FLOAT32_BYTES = 4
 
 MIN_BLOCKS = 128  # thread blocks of the forward: about the number of SMs of a large GPU
 UNKNOWN_SMS = 128
+MIN_SPLIT_PIXELS = 512  # output pixels of a partial sum of the gradient of weight
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def cpu_gradients(requested: Mapping[str, str], problem: Problem) -> Plans:
 def cuda_forward(problem: Problem, reason: str, resident_blocks: int) -> ComputationPlan:
     """The widest tile that a group's features fill, but narrower ones where too few blocks would keep a GPU busy.
 
-    A block samples its pixels once for all its features. A symbolic number of pixels counts as many. Where an SM has
-    shared memory for only one block, it has none for the widest tile. The workspace is the transposed weight.
+    A block samples its pixels once for all its features. A symbolic number of pixels counts as many. Where an SM
+    has shared memory for only one block, the widest tile does not fit in it. The workspace is the transposed weight.
     """
     pixels, groups = math.prod(problem.offset.shape[:3]), problem.spec.feature_group_count
     sizes = TILE_FEATURES if resident_blocks > 1 else TILE_FEATURES[:-1]
@@ -113,7 +113,8 @@ def cuda_weight(problem: Problem, reason: str, resident_blocks: int) -> Computat
     """
     _, taps = problem.groups_and_taps
     groups, segment = problem.spec.feature_group_count, problem.segment_channels
-    tile = 64 if problem.group_features <= 64 else 128
+    *_, widest = WEIGHT_TILE_SAMPLES
+    tile = next((tile for tile in WEIGHT_TILE_SAMPLES if tile >= problem.group_features), widest)
     has_one_sample = segment % WEIGHT_TILE == 0
     rows = min(WEIGHT_TILE, (1 if has_one_sample else WEIGHT_TILE_SAMPLES[tile]) * segment)
     tiles = groups * -(-taps * problem.x.shape[-1] // groups // rows) * -(-problem.group_features // tile)
@@ -121,7 +122,7 @@ def cuda_weight(problem: Problem, reason: str, resident_blocks: int) -> Computat
     slices = -(-pixels * problem.x.dtype.itemsize // 128)  # K slices of 128 bytes
     most = min(resident_blocks * (problem.target.sms or UNKNOWN_SMS) // tiles, pixels // MIN_SPLIT_PIXELS)
     slices_per_split = -(-slices // max(most, 1))
-    num_splits = max(-(-slices // max(slices_per_split, 1)), 1)  # the fewest with as many slices
+    num_splits = max(-(-slices // max(slices_per_split, 1)), 1)  # as few as have so many slices each
     warps = 4 if resident_blocks > 1 and tile == 128 else 8
     size = _FLOAT32_BYTES * num_splits * math.prod(problem.weight.shape)
     return _planned("weight", reason, FusedCudaWeight(num_splits, tile, warps, has_one_sample), size)

@@ -184,10 +184,10 @@ def _in_parts(
 ) -> jax.Array:
     """A result in parts, which `of_part` computes without rounding, from images of `arrays` and the samples."""
     (x, offset, weight, _, _), spec, _ = convolution
-    groups, _ = groups_and_taps(offset, weight.shape[:-2])
+    offset_groups, _ = groups_and_taps(offset, weight.shape[:-2])
 
     def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
-        pixels = [_calls(spec).images_of(array, image, count, groups) for array in arrays]
+        pixels = [_calls(spec).images_of(array, image, count, offset_groups) for array in arrays]
 
         def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
             start = (image, row)

@@ -1,4 +1,4 @@
-"""The parameters of the im2col path: parts that fit into a budget of workspace, and what a GPU sorts at a time."""
+"""The plans of the im2col path: parts that fit into a budget of workspace, and what a GPU sorts at a time."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +11,7 @@ from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns
 from jax_dcn._operators.sampling.primitive import sort_words
+from jax_dcn._primitive import extension
 from jax_dcn._primitive.parts import balanced
 from jax_dcn._primitive.plan import ComputationPlan, Plans, counted
 from jax_dcn._primitive.promotion import sum_dtype
@@ -146,10 +147,10 @@ def _workspace_bytes(computation: str, choices: Im2col, problem: Problem) -> int
 def sorted_shapes(
     tables: tuple[Any, ...], samples: Any, image_size: Sequence[Any], sum_itemsize: int
 ) -> list[tuple[Any, ...]]:
-    """The shapes of samples, cell_start and the workspace to sort, all int32, for dimensions `tables` of tables."""
+    """The shapes of the sorted samples, the starts of the cells and the workspace, all int32, of an array of tables."""
     height, width = image_size
-    numbers = sum_itemsize  # 32-bit elements of four numbers of the sums' type
-    return [(*tables, samples, numbers), (*tables, (height + 1) * (width + 1) + 1), (*tables, samples)]
+    words = extension.modules["cpu"].sorted_sample_words[sum_itemsize]
+    return [(*tables, samples, words), (*tables, (height + 1) * (width + 1) + 1), (*tables, samples)]
 
 
 def _fitting(offset: Shaped, row_bytes: Any, budget: int, image_bytes: Any = 0) -> tuple[int, int]:

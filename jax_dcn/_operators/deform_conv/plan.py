@@ -1,24 +1,24 @@
 """Decides how a convolution and its derivatives are computed: the path of each computation, and why.
 
-Lowering and `kernel_plan` both ask `plan`. `fused_plan` and `im2col_plan` choose the parameters of each path, and the
-executors `fused` and `im2col` follow them.
+Lowering and `kernel_plan` both ask `plan`. `gpus` has the sizes from which a fused CUDA kernel is faster. `fused_plan`
+and `im2col_plan` make the plans of a path with all its parameters, which the executors `fused` and `im2col` follow.
 """
 
 import math
 import os
 import sys
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from jax_dcn._operators.deform_conv import fused_plan, im2col_plan
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
+from jax_dcn._operators.deform_conv.gpus import SMALL, SMALL_PIXELS, Gpu, gpu_of
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
-from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
@@ -26,44 +26,7 @@ LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is 
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
 # The fused path of a CPU is faster than im2col from these limits on: benchmarks/cpu_limits.py measures both sides.
 MIN_GROUP_CHANNELS = 4 if INSTRUCTIONS == "avx2" else 8  # with fewer in a feature group, most lanes are empty
-MAX_PIXEL_SAMPLES = 768  # taps times offset groups, whose samples of a tile each thread locates at once
-
-
-class FusedFrom(NamedTuple):
-    """The smallest sizes for which a fused CUDA kernel is used."""
-
-    channels: float = math.inf  # that share one feature group and one offset group
-    pixels: float = math.inf  # of the result, all images together
-
-
-class Gpu(NamedTuple):
-    """What is chosen for a GPU."""
-
-    resident_blocks: int  # of the fused kernels per SM: two where it has 164 KiB of shared memory or more
-    forward: FusedFrom
-    weight: FusedFrom
-    small_k: int  # the K dimension of the product up to which the forward of few pixels is fused
-    reason: str
-
-
-NEVER = FusedFrom()
-SMALL_PIXELS = 8_000
-_SMALL = "estimated: launches decide for so few pixels and channels, and the fused path has fewer"
-_FAST_MEMORY = "estimated: the GPU's memory is fast, and XLA's products use wider instructions than the fused kernels"
-_SLOW_MEMORY = "estimated: the GPU's memory is slow, so that a fused kernel pays from 16 channels and 2,000 pixels on"
-_A100 = "estimated: a fused forward pays from 64 channels and 16,384 pixels on"
-# By compute capability; a capability that is missing has the row of the next smaller one. No row was measured. All were
-# estimated by the model of commit a4229b8, which counted instructions and bytes, and assumed the rest.
-GPUS = {
-    80: Gpu(2, FusedFrom(64, 16_384), NEVER, 128, _A100),
-    86: Gpu(1, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
-    89: Gpu(1, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
-    90: Gpu(2, NEVER, NEVER, 128, _FAST_MEMORY),
-    100: Gpu(2, NEVER, NEVER, 128, _FAST_MEMORY),
-    120: Gpu(1, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
-}
-# Where it is not known, as for exported programs, tiles must fit every GPU.
-UNKNOWN_GPU = Gpu(1, NEVER, NEVER, 0, "the GPU is not known")
+MAX_PIXEL_SAMPLES = 768  # taps times offset groups: a thread keeps the locations of all samples of a tile
 
 
 def plan(request: Request, operands: Operands[Shaped]) -> Plans:
@@ -99,7 +62,7 @@ def _forward(problem: Problem) -> ComputationPlan:
         return im2col_plan.forward(problem, reason)
     if problem.target.platform == "cpu":
         return fused_plan.cpu_forward(problem, reason)
-    return fused_plan.cuda_forward(problem, reason, _gpu(problem.target).resident_blocks)
+    return fused_plan.cuda_forward(problem, reason, gpu_of(problem.target.compute_capability).resident_blocks)
 
 
 def _tangent(active: Collection[str], problem: Problem) -> Plans:
@@ -130,7 +93,7 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     if reasons["fused"] and platform == "cpu":
         plans |= fused_plan.cpu_gradients(reasons["fused"], problem)
     elif reasons["fused"]:
-        blocks = _gpu(problem.target).resident_blocks
+        blocks = gpu_of(problem.target.compute_capability).resident_blocks
         plans["weight"] = fused_plan.cuda_weight(problem, reasons["fused"]["weight"], blocks)
     if "bias" in requested:
         reason = "it is a sum over the cotangent of the result, which needs no kernel"
@@ -153,28 +116,21 @@ def _path(computation: str, problem: Problem) -> tuple[str, str]:
     if unsupported:
         return "im2col", unsupported
     if problem.target.platform == "cuda":
-        return _cuda_path(computation, problem, _gpu(problem.target))
+        return _cuda_path(computation, problem, gpu_of(problem.target.compute_capability))
     slow = _slow_reason(problem)
     return ("im2col", slow) if slow else ("fused", f"the processor has {INSTRUCTIONS}")
 
 
-def _gpu(target: Target) -> Gpu:
-    if target.compute_capability is None:
-        return UNKNOWN_GPU
-    known = [gpu for capability, gpu in GPUS.items() if capability <= target.compute_capability]
-    return known[-1] if known else UNKNOWN_GPU
-
-
 def _cuda_path(computation: str, problem: Problem, gpu: Gpu) -> tuple[str, str]:
-    """The path that the table says is faster. A symbolic number of pixels counts as many."""
+    """The path that the GPU's row says is faster. A symbolic number of pixels counts as many."""
     is_forward, pixels = computation == "forward", math.prod(problem.offset.shape[:-1])
     pixels = pixels if isinstance(pixels, int) else sys.maxsize
     fused_from = gpu.forward if is_forward else gpu.weight
     if problem.segment_channels >= fused_from.channels and pixels >= fused_from.pixels:
-        return "fused", gpu.reason
+        return "fused", gpu.reason(fused_from)
     if is_forward and pixels <= SMALL_PIXELS and math.prod(problem.weight.shape[:-1]) <= gpu.small_k:
-        return "fused", _SMALL
-    return "im2col", gpu.reason
+        return "fused", SMALL
+    return "im2col", gpu.reason(fused_from)
 
 
 def _unsupported_reason(computation: str, problem: Problem) -> str:

@@ -68,7 +68,7 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
 
 
 def _forward_by_kernels(plans: Plans, operands: Operands[jax.Array], *, spec: Spec, origin: Origin) -> jax.Array:
-    """The part of the output from `origin` on that `offset` has."""
+    """The shard of the output from `origin` on that `offset` has."""
     return _forward(Convolution(operands, spec, origin), plans["forward"], im2col.VALUE_FILL)
 
 

@@ -15,7 +15,7 @@ from jax_dcn._primitive.promotion import sum_dtype
 
 
 def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ...]) -> jax.Array:
-    """The part of the output from `origin` on that `offset` has."""
+    """The shard of the output from `origin` on that `offset` has."""
     x, offset, weight, bias, mask = operands
     sample: Any = partial(_sample, kernel_size=weight.shape[:-2], spec=spec, origin=origin)
     for _ in x.shape[: -spec.dims - 1]:

@@ -1,0 +1,54 @@
+"""For which GPUs, and from which sizes on, a fused CUDA kernel is used.
+
+No row was measured. The model of commit a4229b8 estimated all of them: it counted instructions and bytes, and assumed
+the rest. A measurement replaces a row.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class FusedFrom(NamedTuple):
+    """The smallest sizes for which a fused CUDA kernel is used."""
+
+    channels: float = math.inf  # that share one feature group and one offset group
+    pixels: float = math.inf  # of the result, all images together
+
+
+class Gpu(NamedTuple):
+    """What is chosen for a GPU."""
+
+    resident_blocks: int  # per SM, of tiles with 4 warps, if more than 1; it takes an SM with 164 KiB of shared memory
+    why: str
+    small_k: int  # the K dimension of the product up to which the forward of at most SMALL_PIXELS pixels is fused
+    forward: FusedFrom = FusedFrom()
+    weight: FusedFrom = FusedFrom()
+
+    def reason(self, fused_from: FusedFrom) -> str:
+        if fused_from == FusedFrom():
+            return self.why
+        return (
+            f"{self.why}; a fused kernel pays from {fused_from.channels} channels and {fused_from.pixels:,} pixels on"
+        )
+
+
+SMALL_PIXELS = 8_000
+SMALL = "estimated: launches decide for so few pixels and channels, and the fused path has fewer"
+_A100 = "estimated: most calls gain nothing from fusing"
+_FAST_MEMORY = "estimated: the GPU's memory is fast, and XLA's products use wider instructions than the fused kernels"
+_SLOW_MEMORY = "estimated: the GPU's memory is slow"
+# By compute capability; a capability that is missing has the row of the next smaller one.
+GPUS = {
+    80: Gpu(2, _A100, small_k=128, forward=FusedFrom(64, 16_384)),
+    86: Gpu(1, _SLOW_MEMORY, small_k=2_304, forward=FusedFrom(16, 2_000), weight=FusedFrom(16, 2_000)),
+    90: Gpu(2, _FAST_MEMORY, small_k=128),
+    120: Gpu(1, _SLOW_MEMORY, small_k=2_304, forward=FusedFrom(16, 2_000), weight=FusedFrom(16, 2_000)),
+}
+# Tiles for a GPU that is not known, as of exported programs, must fit every GPU.
+UNKNOWN_GPU = Gpu(1, "the GPU is not known", small_k=-1)
+
+
+def gpu_of(compute_capability: int | None) -> Gpu:
+    """The row of a compute capability, which is 90 for 9.0."""
+    known = [gpu for capability, gpu in GPUS.items() if capability <= (compute_capability or 0)]
+    return known[-1] if known else UNKNOWN_GPU
