@@ -18,34 +18,27 @@ class FusedFrom(NamedTuple):
 class Gpu(NamedTuple):
     """What is chosen for a GPU."""
 
-    resident_blocks: int  # per SM, of tiles with 4 warps, if more than 1; it takes an SM with 164 KiB of shared memory
-    why: str
+    resident_blocks: int  # per SM, which tiles are chosen for: 2 where an SM has 164 KiB of shared memory or more
     small_k: int  # the K dimension of the product up to which the forward of at most SMALL_PIXELS pixels is fused
+    why: str  # the table decides so
     forward: FusedFrom = FusedFrom()
     weight: FusedFrom = FusedFrom()
-
-    def reason(self, fused_from: FusedFrom) -> str:
-        if fused_from == FusedFrom():
-            return self.why
-        return (
-            f"{self.why}; a fused kernel pays from {fused_from.channels} channels and {fused_from.pixels:,} pixels on"
-        )
 
 
 SMALL_PIXELS = 8_000
 SMALL = "estimated: launches decide for so few pixels and channels, and the fused path has fewer"
-_A100 = "estimated: most calls gain nothing from fusing"
+_A100 = "estimated: a fused forward pays for many channels and pixels"
 _FAST_MEMORY = "estimated: the GPU's memory is fast, and XLA's products use wider instructions than the fused kernels"
-_SLOW_MEMORY = "estimated: the GPU's memory is slow"
+_SLOW_MEMORY = "estimated: the GPU's memory is slow, so that a fused kernel pays unless channels or pixels are few"
 # By compute capability; a capability that is missing has the row of the next smaller one.
 GPUS = {
-    80: Gpu(2, _A100, small_k=128, forward=FusedFrom(64, 16_384)),
-    86: Gpu(1, _SLOW_MEMORY, small_k=2_304, forward=FusedFrom(16, 2_000), weight=FusedFrom(16, 2_000)),
-    90: Gpu(2, _FAST_MEMORY, small_k=128),
-    120: Gpu(1, _SLOW_MEMORY, small_k=2_304, forward=FusedFrom(16, 2_000), weight=FusedFrom(16, 2_000)),
+    80: Gpu(2, 128, _A100, forward=FusedFrom(64, 16_384)),
+    86: Gpu(1, 2_304, _SLOW_MEMORY, forward=FusedFrom(16, 2_000), weight=FusedFrom(16, 2_000)),
+    90: Gpu(2, 128, _FAST_MEMORY),
+    120: Gpu(1, 2_304, _SLOW_MEMORY, forward=FusedFrom(16, 2_000), weight=FusedFrom(16, 2_000)),
 }
 # Tiles for a GPU that is not known, as of exported programs, must fit every GPU.
-UNKNOWN_GPU = Gpu(1, "the GPU is not known", small_k=-1)
+UNKNOWN_GPU = Gpu(1, -1, "the GPU is not known")
 
 
 def gpu_of(compute_capability: int | None) -> Gpu:

@@ -127,10 +127,10 @@ def _cuda_path(computation: str, problem: Problem, gpu: Gpu) -> tuple[str, str]:
     pixels = pixels if isinstance(pixels, int) else sys.maxsize
     fused_from = gpu.forward if is_forward else gpu.weight
     if problem.segment_channels >= fused_from.channels and pixels >= fused_from.pixels:
-        return "fused", gpu.reason(fused_from)
+        return "fused", gpu.why
     if is_forward and pixels <= SMALL_PIXELS and math.prod(problem.weight.shape[:-1]) <= gpu.small_k:
         return "fused", SMALL
-    return "im2col", gpu.reason(fused_from)
+    return "im2col", gpu.why
 
 
 def _unsupported_reason(computation: str, problem: Problem) -> str:
