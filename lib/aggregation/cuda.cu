@@ -1,7 +1,6 @@
-// The CUDA kernels of a deformable aggregation and of the cotangents of its taps. A subwarp (a tile of the warp's
-// lanes, as in CUDA's cooperative groups) has the channels of a query and head. Each lane of a quad, four neighbouring
-// lanes of the subwarp, locates another tap. Then the whole subwarp reads the four taps' corners, one tap after the
-// other.
+// The CUDA kernels of a deformable aggregation and of the cotangents of its taps. A subwarp, some
+// neighbouring lanes of a warp, has the channels of a query and head. Each lane of a quad, four neighbouring lanes of
+// the subwarp, locates another tap. Then the whole subwarp reads the four taps' corners, one tap after the other.
 #include "aggregation/aggregation.h"
 
 #include <cuda_bf16.h>

@@ -96,7 +96,7 @@ struct Gather {
   GatherSizes sizes;
   int log2_subwarp, log2_lanes;  // of a subwarp; of all that have the same pixel and offset group
   int64_t group_channels;        // of an offset group
-  int64_t pixels;                // of all images and offset groups of the tile
+  int64_t pixels;                // of all images and offset groups of the part
   WideDivisor by_offset_groups, by_image_pixels;
   StripDivisors strips;
 

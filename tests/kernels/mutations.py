@@ -74,11 +74,11 @@ MUTATIONS = {
     "samples past the end of the last round": Mutation(
         "deform_conv/cuda_sample_rounds.h", "return {~~left < round_samples ? int(left) : ~>~~}round_samples;", FAULT,
         kernel="deform_conv/cuda"),
-    "samples of other images than those of the tile": Mutation(
+    "samples of other images than those of the part": Mutation(
         "deform_conv/cuda_x.cu", "first_table = Clamped(start[{~~1~>0~~}]", VALUES),
     "images of x that are those of the samples": Mutation(
         "deform_conv/cuda_x.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
-    "samples of other rows than those of the tile": Mutation(
+    "samples of other rows than those of the part": Mutation(
         "cuda/cells.h", "(kIsPart ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
     "samples of all rows": Mutation(
         "cuda/cells.h", "{~~    if (kIsPart && number >= range.count) continue;\n~>~~}", "out of bounds",
