@@ -82,10 +82,10 @@ class Cotangents {
     const auto make = [&] { return Cotangents(plan, arrays, zeros.data(), progress); };
     device.ParallelFor(plan.phases() * plan.phase_tasks(), make, [&](Cotangents& worker, int64_t task) {
       const int64_t phase = task / plan.phase_tasks(), in_phase = task % plan.phase_tasks();
-      if (in_phase < plan.strips()) {
-        worker.PrepareStrip(phase, in_phase);
+      if (in_phase < plan.bands()) {
+        worker.PrepareBand(phase, in_phase);
       } else if (phase < plan.planes()) {
-        worker.ComputeTile(phase, in_phase - plan.strips());
+        worker.ComputeTile(phase, in_phase - plan.bands());
       }
     });
   }
@@ -169,18 +169,18 @@ class Cotangents {
            SliceOf(plane).channel;
   }
 
-  // Prepares a strip of the sums of the phase's plane: rounds the plane that had them before, and sets them to zero.
-  void PrepareStrip(int64_t phase, int64_t strip) {
-    const int64_t first = strip * plan_.kPlaneStripPixels;
-    const int64_t end = std::min(first + plan_.kPlaneStripPixels, convolution_.sizes.height * convolution_.sizes.width);
+  // Prepares a band of the sums of the phase's plane: rounds the plane that had them before, and sets them to zero.
+  void PrepareBand(int64_t phase, int64_t band) {
+    const int64_t first = band * plan_.kBandPixels;
+    const int64_t end = std::min(first + plan_.kBandPixels, convolution_.sizes.height * convolution_.sizes.width);
     if (const int64_t plane = plan_.RoundedPlane(phase); plane >= 0) RoundPixels(plane, first, end);
     if (phase < plan_.planes()) ClearPixels(phase, first, end);
-    progress_.prepared_strips.Increment(phase);
+    progress_.prepared_bands.Increment(phase);
   }
 
   // Rounds the sums of pixels [first, end) of a plane to the result, when all of the plane's tiles have added to them.
   void RoundPixels(int64_t plane, int64_t first, int64_t end) {
-    progress_.prepared_strips.WaitFor(plane, plan_.strips());  // tiles that read no pixel have not waited
+    progress_.prepared_bands.WaitFor(plane, plan_.bands());  // tiles that read no pixel have not waited
     progress_.finished_tiles.WaitFor(plane, plan_.tiles());
     const XSums sums = PlaneSums(plane);
     const int64_t channels = SliceOf(plane).channels;
@@ -277,7 +277,7 @@ class Cotangents {
   // Waits until the plane's sums have been set to zero, and the tiles before have added to the pixels of this one.
   void WaitForPixels() {
     const int64_t finished = TileProgress::Finished(convolution_.sizes.taps());
-    progress_.prepared_strips.WaitFor(plane_, plan_.strips());
+    progress_.prepared_bands.WaitFor(plane_, plan_.bands());
     if (settled_plane_ != plane_) settled_plane_ = plane_, settled_tiles_ = 0;
     while (settled_tiles_ < tile_in_plane_ && progress_.Of(plane_, settled_tiles_).Has(finished)) ++settled_tiles_;
     for (int64_t tile = settled_tiles_; tile < tile_in_plane_; ++tile) {

@@ -83,7 +83,7 @@ Tiling CotangentTiling(InstructionSet, const Sizes&, const ChannelSlices&);
 inline int64_t SplitRun(const Sizes& sizes) { return (int64_t{sizes.taps()} + 1) / 2; }
 
 // How the cotangents of a call are computed. A plane is one channel slice of one image. A call has a phase for each
-// plane: its tasks first prepare the sums of the plane's cotangent of x, strip by strip, and then compute the plane's
+// plane: its tasks first prepare the sums of the plane's cotangent of x, band by band, and then compute the plane's
 // tiles. Threads take the tasks in order; cotangents.h says what a tile waits for.
 struct CotangentPlan {
   const Convolution& convolution;
@@ -123,15 +123,15 @@ struct CotangentPlan {
   // Planes share the sums in the workspace: the phase of a plane first rounds the plane that had them before. After the
   // last plane, further phases only round.
   int64_t phases() const { return planes() + resident_planes(); }
-  int64_t phase_tasks() const { return strips() + tiles(); }
+  int64_t phase_tasks() const { return bands() + tiles(); }
   // The plane that a phase rounds; negative if there is none.
   int64_t RoundedPlane(int64_t phase) const { return HasPlaneSums() ? phase - resident_planes() : -1; }
 
-  // The strips of a plane's pixels, which are set to zero and rounded one by one.
-  static constexpr int64_t kPlaneStripPixels = 2048;
-  int64_t strips() const {
+  // The bands of a plane's pixels, which are set to zero and rounded one by one.
+  static constexpr int64_t kBandPixels = 2048;
+  int64_t bands() const {
     const Sizes& sizes = convolution.sizes;
-    return requested.x ? (sizes.height * sizes.width + kPlaneStripPixels - 1) / kPlaneStripPixels : 0;
+    return requested.x ? (sizes.height * sizes.width + kBandPixels - 1) / kBandPixels : 0;
   }
 
   // A patch has a tile's own sums of the cotangent of x, in rows of pixels. The stride of a pixel is an odd number of
