@@ -193,7 +193,7 @@ void SampleTangentsOfPixels(const PartPositions<Accumulator<T>>& part, const Tan
   const T* const d_x = static_cast<const T*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
   const A* const d_mask = static_cast<const A*>(tangents.mask);
-  const int64_t parts = columns_requested ? 2 : 1;
+  const int64_t arrays = columns_requested ? 2 : 1;
   const auto sample = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerPixels<T> pixels(part, corners, indices, x, zeros);
     const CornerPixels<T> pixel_tangents(part, corners, indices, d_x ? d_x : x, zeros);
@@ -203,7 +203,7 @@ void SampleTangentsOfPixels(const PartPositions<Accumulator<T>>& part, const Tan
       weight_tangent[corner] =
           corners.weight_tangent(corner, d_offset[2 * indices.sample], d_offset[2 * indices.sample + 1]);
     }
-    T* const out = columns + parts * (indices.column - indices.channel) + indices.channel;
+    T* const out = columns + arrays * (indices.column - indices.channel) + indices.channel;
     // A tangent that is zero has no term, which would be NaN for an infinite factor.
     ForEachVector<kDotLanes>(part.group_channels, [&](int64_t c, int count) DCN_INLINED {
       Channels<A> value = {}, tangent = {};

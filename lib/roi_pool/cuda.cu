@@ -127,7 +127,7 @@ struct PointInterval {
   __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
 };
 
-// Adds to each pixel of a lane its part of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
+// Adds to each pixel of a lane its share of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
 struct AddMean {
   Rois rois;
 

@@ -79,9 +79,9 @@ MUTATIONS = {
     "images of x that are those of the samples": Mutation(
         "deform_conv/cuda_x.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
     "samples of other rows than those of the part": Mutation(
-        "cuda/cells.h", "(kIsPart ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
+        "cuda/cells.h", "(kHasOtherSamples ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
     "samples of all rows": Mutation(
-        "cuda/cells.h", "{~~    if (kIsPart && number >= range.count) continue;\n~>~~}", "out of bounds",
+        "cuda/cells.h", "{~~    if (kHasOtherSamples && number >= range.count) continue;\n~>~~}", "out of bounds",
         kernel=INPUT),
     "ranges of parts that overlap": Mutation(
         "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}part;", FAULT, kernel=INPUT),
@@ -91,7 +91,7 @@ MUTATIONS = {
     "record past the end of a pair of cells": Mutation(
         "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=INPUT),
     "cells at the ends of a circular row as neighbours": Mutation(
-        "deform_conv/cuda_x.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
+        "deform_conv/cuda_x.cu", "has_two_sides(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
         "deform_conv/cuda_fused_forward.cu", ": NoCorners();\n    }{~~\n    __syncthreads();~>~~}", FAULT),
     "samples of the next pass": Mutation(

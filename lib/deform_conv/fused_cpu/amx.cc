@@ -109,8 +109,8 @@ class AmxProduct {
       rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
       rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
     }
-    // Row 4 i + j now has, in its four parts, rows 4 i to 4 i + 3 of columns j, 4 + j, 8 + j and 12 + j.
-    constexpr int kEven = 0x88, kOdd = 0xdd;  // parts of two vectors
+    // Row 4 i + j now has, in its four lanes of 128 bits, rows 4 i to 4 i + 3 of columns j, 4 + j, 8 + j and 12 + j.
+    constexpr int kEven = 0x88, kOdd = 0xdd;  // lanes of two vectors
     for (int j = 0; j < 4; ++j) {
       const __m512i even0 = _mm512_shuffle_i32x4(rows[j], rows[4 + j], kEven);
       const __m512i even1 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], kEven);
