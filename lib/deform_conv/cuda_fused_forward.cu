@@ -55,7 +55,7 @@ __device__ constexpr int row_by_row(int pixel) { return pixel % kStripRows * kTi
 struct ForwardCall {
   Sizes sizes;
   Positions positions;
-  CornerSteps steps;  // in x
+  CornerDistances distances;  // in x
   int32_t group_channels, offset_group_channels;
   int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
   int32_t features, group_features, groups;
@@ -208,29 +208,29 @@ class ForwardThread {
 
   // Stores the corners of the samples at the taps of a round.
   __device__ void StoreCorners(const Slices& slices) {
-    constexpr int kRounds = (kTilePixels * kCornerTaps<kFeatures> + Tile::kThreads - 1) / Tile::kThreads;
+    constexpr int kTurns = (kTilePixels * kCornerTaps<kFeatures> + Tile::kThreads - 1) / Tile::kThreads;
     const int taps = slices.num_taps();
-    int place[kRounds], tap[kRounds];
-    bool is_valid[kRounds];
-    SampleOperands<float> operands[kRounds];  // all are loaded before the first one is used
+    int place[kTurns], tap[kTurns];
+    bool is_valid[kTurns];
+    SampleOperands<float> operands[kTurns];  // all are loaded before the first one is used
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int i = thread_ + round * Tile::kThreads;
-      place[round] = i / taps, tap[round] = i % taps;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int i = thread_ + turn * Tile::kThreads;
+      place[turn] = i / taps, tap[turn] = i % taps;
       if (i >= kTilePixels * taps) continue;
-      const int64_t p = shared_.pixels[place[round] % kTileColumns * kStripRows + place[round] / kTileColumns];
-      is_valid[round] = p >= 0;
-      const int32_t kernel_tap = slices.first_tap() + tap[round];
-      const int64_t sample_index = SampleIndex(call_.sizes, is_valid[round] ? p : 0, slices.offset_group(), kernel_tap);
-      operands[round] = SampleOperands<float>(call_.positions, sample_index);
+      const int64_t p = shared_.pixels[place[turn] % kTileColumns * kStripRows + place[turn] / kTileColumns];
+      is_valid[turn] = p >= 0;
+      const int32_t kernel_tap = slices.first_tap() + tap[turn];
+      const int64_t sample_index = SampleIndex(call_.sizes, is_valid[turn] ? p : 0, slices.offset_group(), kernel_tap);
+      operands[turn] = SampleOperands<float>(call_.positions, sample_index);
     }
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      if (thread_ + round * Tile::kThreads >= kTilePixels * taps) continue;
-      shared_.corners[place[round] * kCornerTaps<kFeatures> + tap[round]] =
-          is_valid[round] ? FindCorners(call_.sizes, shared_.sampled[place[round]], operands[round],
-                                        slices.first_tap() + tap[round])
-                          : NoCorners();
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (thread_ + turn * Tile::kThreads >= kTilePixels * taps) continue;
+      shared_.corners[place[turn] * kCornerTaps<kFeatures> + tap[turn]] =
+          is_valid[turn]
+              ? FindCorners(call_.sizes, shared_.sampled[place[turn]], operands[turn], slices.first_tap() + tap[turn])
+              : NoCorners();
     }
     __syncthreads();
   }
@@ -303,7 +303,7 @@ class ForwardThread {
   __device__ Loads LoadCorners(const Slices& slices, int i) const {
     const int tap = slices.has_vector() ? slices.tap() : 0;
     const int sample = (row_by_row(row_) + row_by_row(i * Tile::kRowsPerLoad)) * kCornerTaps<kFeatures> + tap;
-    return Loads(shared_.corners[sample], x_ + slices.channel(), call_.steps, slices.has_vector());
+    return Loads(shared_.corners[sample], x_ + slices.channel(), call_.distances, slices.has_vector());
   }
 
   __device__ void StoreSamples(int stage, int i, const Loads& loads, int zero_dependency) {
@@ -396,7 +396,7 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
   ForwardCall call = {};
   call.sizes = sizes;
   call.positions = convolution.positions;
-  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
+  call.distances = CornerDistances(sizes, sizes.channels * int64_t{sizeof(T)});
   call.group_channels = int32_t(convolution.group_channels());
   call.offset_group_channels = int32_t(sizes.group_channels());
   call.taps = sizes.taps();

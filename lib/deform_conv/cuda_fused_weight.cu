@@ -50,7 +50,7 @@ struct WeightCall {
   int64_t pixel_samples;          // of all offset groups
   int32_t pixels, rows, columns;  // output size; `pixels` counts all images
   int32_t split_pixels;           // of a split; the last may have fewer
-  CornerSteps steps;              // in x
+  CornerDistances distances;      // in x
   int32_t d_y_pixel_bytes;
   int32_t taps, features, group_features, groups, group_channels, offset_group_channels;
   int32_t segment_vectors;              // of a channel segment, see SegmentChannels
@@ -69,9 +69,9 @@ struct WeightCall {
 
 struct WeightBlockTile {
   int32_t first_vector, vectors;
-  int32_t first_sample, samples;  // of a pixel in the feature group
-  int64_t first_pixel_sample;     // the index of first_sample among the samples of a pixel
-  int32_t first_channel;          // of the feature group
+  int32_t first_sample, num_samples;  // of a pixel in the feature group
+  int64_t first_pixel_sample;         // the index of first_sample among the samples of a pixel
+  int32_t first_channel;              // of the feature group
   int32_t first_feature, features;
   int32_t first_pixel, pixels;
   int64_t first_row;  // of partial_sums, for the split
@@ -88,7 +88,7 @@ struct WeightBlockTile {
     const int32_t vectors_left = call.group_vectors - first_vector;
     vectors = vectors_left < call.tile_vectors ? vectors_left : call.tile_vectors;
     first_sample = call.ChannelVectorAt(first_vector).sample;
-    samples = call.ChannelVectorAt(first_vector + vectors - 1).sample - first_sample + 1;
+    num_samples = call.ChannelVectorAt(first_vector + vectors - 1).sample - first_sample + 1;
     first_channel = group * call.group_channels;
     first_pixel_sample = int64_t{first_channel / call.offset_group_channels} * call.taps + first_sample;
     first_feature = group * call.group_features + feature_in_group;
@@ -140,7 +140,7 @@ class WeightThread {
   __device__ void StartTile(int64_t block, const T* x, const T* d_y) {
     if (thread_ == 0) shared_.block_tile = WeightBlockTile(call_, block, kFeatures);
     __syncthreads();
-    if (thread_ < tile().samples) {
+    if (thread_ < tile().num_samples) {
       const int32_t tap = (tile().first_sample + thread_) % call_.taps;
       shared_.distance[thread_] = {
           {int32_t(call_.sizes.window.distance(0, tap)), int32_t(call_.sizes.window.distance(1, tap))}};
@@ -178,7 +178,7 @@ class WeightThread {
   __device__ void StoreCorners(int32_t slice) {
     for (int i = thread_; i < kSlicePixels << sample_bits_; i += Tile::kThreads) {
       const int sample = i & ((1 << sample_bits_) - 1);
-      if (sample >= tile().samples) continue;
+      if (sample >= tile().num_samples) continue;
       const int pixel = i >> sample_bits_;
       const int64_t p = shared_.pixels[slice % kLocatedSlices][pixel];
       Corners corners = NoCorners();
@@ -263,7 +263,7 @@ class WeightThread {
   // The corners of the first or second vector of the thread in a pass; in a tile of one sample, those of both vectors.
   __device__ Loads LoadCorners(int32_t slice, int pass, int k) const {
     return Loads(shared_.corners[slice % kTables][corners_[k] + (pass * kPassRows << sample_bits_)], channels_[k],
-                 call_.steps, kHasOneSample || channels_[k] != nullptr);
+                 call_.distances, kHasOneSample || channels_[k] != nullptr);
   }
 
   __device__ void Multiply(int32_t slice, int step, Accumulators& sums) const {
@@ -348,7 +348,7 @@ const char* LaunchWeightCotangent(const Device& device, const Convolution& convo
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
-  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
+  call.distances = CornerDistances(sizes, sizes.channels * int64_t{sizeof(T)});
   call.d_y_pixel_bytes = int32_t(product.features * sizeof(T));
   call.taps = sizes.taps();
   call.features = int32_t(product.features);
@@ -359,9 +359,9 @@ const char* LaunchWeightCotangent(const Device& device, const Convolution& convo
   call.segment_vectors = int32_t(SegmentChannels(convolution) / kVectorSize<T>);
   call.group_vectors = call.taps * (call.group_channels / kVectorSize<T>);
   call.tile_vectors = std::min(kTileVectors, kTileSamples * call.segment_vectors);
-  const int32_t samples =
+  const int32_t num_samples =
       MostSamples(call.segment_vectors, call.tile_vectors, call.group_vectors / call.segment_vectors);
-  while (1 << call.sample_bits < samples) ++call.sample_bits;
+  while (1 << call.sample_bits < num_samples) ++call.sample_bits;
   call.group_tiles = (call.group_vectors + call.tile_vectors - 1) / call.tile_vectors;
   call.feature_tiles = (call.group_features + Tile::kN - 1) / Tile::kN;
   const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;

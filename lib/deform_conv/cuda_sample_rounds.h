@@ -51,8 +51,8 @@ struct SampleRounds {
   StripDivisors strips;
   WideDivisor by_image_rounds, by_pixel_samples, by_offset_groups;
   Divisor by_kernel_columns;
-  // In bytes: a pixel of x, the columns of a tap, the channels of an offset group, and the steps between the corners of
-  // a sample.
+  // In bytes: a pixel of x, the columns of a tap, the channels of an offset group, and the distances between the
+  // corners of a sample.
   int64_t pixel_bytes, tap_bytes, group_bytes;
   int64_t right, far_right, down, far_down;
 

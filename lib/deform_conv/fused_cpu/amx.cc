@@ -41,9 +41,9 @@ class AmxProduct {
                 int64_t c_stride, bool is_first) const {
     static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a block of C has 2 x 2 registers");
     constexpr int64_t kRowBytes = kRowStride * sizeof(float);
-    const int64_t b_bytes = b.step * sizeof(float), c_bytes = c_stride * sizeof(float);
+    const int64_t b_bytes = b.row_stride * sizeof(float), c_bytes = c_stride * sizeof(float);
     Barrier(a);
-    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel) {
+    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel_stride) {
       for (int64_t row = 0; row < rows; row += kBlockRows) {
         const float* const a_rows = a + row * kRowStride;
         float* const out = c + row * c_stride + column;
@@ -61,8 +61,8 @@ class AmxProduct {
         for (int64_t k = 0; k < steps; k += kWords) {
           _tile_loadd(4, a_rows + k, kRowBytes);
           _tile_loadd(5, a_rows + kWords * kRowStride + k, kRowBytes);
-          _tile_loadd(6, b.first + k * b.step, b_bytes);
-          _tile_loadd(7, b.first + k * b.step + kWords, b_bytes);
+          _tile_loadd(6, b.first + k * b.row_stride, b_bytes);
+          _tile_loadd(7, b.first + k * b.row_stride + kWords, b_bytes);
           _tile_dpbf16ps(0, 4, 6);
           _tile_dpbf16ps(1, 4, 7);
           _tile_dpbf16ps(2, 5, 6);

@@ -97,14 +97,14 @@ class Cotangents {
   static float* WeightSums(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t split, int64_t tap,
                            int64_t slice) {
     const ChannelSlices& slices = plan.slices;
-    return arrays.workspace + slices.PackedWeight(plan.requested) +
+    return arrays.workspace + slices.PackedWeightFloats(plan.requested) +
            ((split * plan.convolution.sizes.taps() + tap) * slices.count + slice) *
                plan.convolution.product.group_features() * slices.padded_channels;
   }
   // The index of the first element of a tap and a slice in the weight and its cotangent.
   static int64_t WeightIndex(const CotangentPlan& plan, int64_t tap, const CotangentPlan::ChannelSlice& slice) {
     const Product& product = plan.convolution.product;
-    return (tap * plan.convolution.group_channels() + slice.in_group) * product.features +
+    return (tap * plan.convolution.group_channels() + slice.first_in_group) * product.features +
            slice.group * product.group_features();
   }
 
@@ -304,7 +304,7 @@ class Cotangents {
     for (int64_t f = 0; f < features; f += kBlockValues) {
       const int64_t length = std::min(kBlockValues, features - f), steps = length / kValues;
       product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, steps, d_y_.Row(0, f),
-                                               Element::PackedWeight(packed, steps), d_columns_.data(),
+                                               Element::WeightPanels(packed, steps), d_columns_.data(),
                                                d_columns_stride_, f == 0);
       packed += length * panels * kPanel;
     }

@@ -32,7 +32,7 @@ struct Widened {
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }
 
   // The panels of a packed weight.
-  static Panels<T> PackedWeight(const T* values, int64_t steps) { return PackedPanels(values, steps); }
+  static Panels<T> WeightPanels(const T* values, int64_t steps) { return PackedPanels(values, steps); }
 
   static DCN_INLINE void StoreRow(const T* from, int64_t count, float* words) {
     for (int64_t i = 0; i < count; i += kLanes) Store(Load(from + i, count - i), words + i);

@@ -63,7 +63,7 @@ Tiling ForwardTiling(InstructionSet, const Convolution&);
 struct ChannelSlices {
   explicit ChannelSlices(const Convolution&);
 
-  int64_t PackedWeight(RequestedCotangents requested) const {
+  int64_t PackedWeightFloats(RequestedCotangents requested) const {
     return requested.x || requested.positions ? packed_size : 0;
   }
   // The packed weight, and the partial sums of the weight's cotangent.
@@ -71,7 +71,7 @@ struct ChannelSlices {
 
   static constexpr int64_t kMaxChannels = 64;
   int64_t channels, padded_channels;  // of a slice
-  int64_t in_group, count;            // slices of a feature group, and of all
+  int64_t slices_per_group, count;    // slices of a feature group, and of all
   int64_t weight_size, packed_size;   // of one split of the weight's cotangent, and of the packed weight
   int64_t plane_size;                 // of a plane's sums of the cotangent of x, if that has 16 bits
 };
@@ -154,16 +154,18 @@ struct CotangentPlan {
   struct ChannelSlice {
     int64_t group;              // a feature group
     int64_t channel, channels;  // the first channel of x, and how many
-    int64_t in_group;           // the first channel in the feature group
+    int64_t first_in_group;     // that channel's index in the feature group
   };
   // Whether the slice adds to cotangents of positions that the slice before also adds to.
   bool SharesPositions(const ChannelSlice& slice) const {
     return slice.channel % convolution.sizes.group_channels() != 0;
   }
   ChannelSlice slice(int64_t index) const {
-    const int64_t in_group = index % slices.in_group * slices.channels, group = index / slices.in_group;
+    const int64_t group = index / slices.slices_per_group;
+    const int64_t first_in_group = index % slices.slices_per_group * slices.channels;
     const int64_t group_channels = convolution.group_channels();
-    return {group, group * group_channels + in_group, std::min(slices.channels, group_channels - in_group), in_group};
+    return {group, group * group_channels + first_in_group, std::min(slices.channels, group_channels - first_in_group),
+            first_in_group};
   }
 };
 
@@ -176,11 +178,11 @@ struct FusedKernels {
 // The kernels of avx512_bf16, amx and neon_bf16 multiply pairs of bfloat16, and are for no other type. The channels of
 // a feature group and of an offset group must be multiples of PairChannels; for the cotangents, the features of a
 // feature group, too.
-#define DCN_DECLARE(set, ...)                 \
+#define DCN_DECLARE_KERNELS(set, ...)         \
   namespace set {                             \
   const FusedKernels& FusedKernelsFor(DType); \
   }
-DCN_INSTRUCTION_SETS(DCN_DECLARE)
+DCN_INSTRUCTION_SETS(DCN_DECLARE_KERNELS)
 constexpr int64_t PairChannels(int vector_bytes) { return vector_bytes / int64_t{sizeof(uint16_t)}; }
 
 }  // namespace dcn
