@@ -100,7 +100,7 @@ struct ForwardShared {
 // offset groups; then come rounds of up to `corner_taps` taps, whose corners are stored at once; then, for these taps,
 // runs of up to kSliceVectors vectors of channels. A run's vectors, tap by tap, are cut into slices. An object follows
 // one of the kSliceVectors vectors of the slices.
-template <int kVectorSize>
+template <int kElements>
 class KSlices {
  public:
   __device__ KSlices(const ForwardCall& call, const ForwardBlockTile& block_tile, int32_t vector)
@@ -119,7 +119,7 @@ class KSlices {
   // The last slice of a run may not have the vector.
   __device__ bool has_vector() const { return tap_ < num_taps(); }
   __device__ int32_t tap() const { return tap_; }  // of the vector, counted from first_tap()
-  __device__ int32_t channel() const { return channel_ + run_vector_ * kVectorSize; }
+  __device__ int32_t channel() const { return channel_ + run_vector_ * kElements; }
   __device__ int32_t channel_in_group() const { return channel() - group_start(); }
 
   // Moves to the next slice. Returns whether that needs other corners.
@@ -134,7 +134,7 @@ class KSlices {
       return false;
     }
     const int32_t end = offset_group_end();
-    channel_ += run_vectors_ * kVectorSize;
+    channel_ += run_vectors_ * kElements;
     const bool needs_corners = channel_ == end;
     if (needs_corners) {
       first_tap_ += call_.corner_taps;
@@ -159,7 +159,7 @@ class KSlices {
   }
 
   __device__ void StartRun() {
-    const int32_t left = (offset_group_end() - channel_) / kVectorSize;
+    const int32_t left = (offset_group_end() - channel_) / kElements;
     run_vectors_ = left < kSliceVectors ? left : kSliceVectors;
     slices_left_ = (num_taps() * run_vectors_ + kSliceVectors - 1) / kSliceVectors;
     tap_ = vector_ / run_vectors_;
@@ -183,7 +183,7 @@ class ForwardThread {
   using Tile = ForwardTile<kFeatures, kWarps>;
   using Shared = ForwardShared<kFeatures>;
   using Accumulators = WarpTile<T, Tile>;
-  using Slices = KSlices<kVectorSize<T>>;
+  using Slices = KSlices<kVectorElements<T>>;
   using Loads = CornerLoads<T>;
 
   __device__ ForwardThread(const ForwardCall& call, const T* x, const T* weight)
@@ -237,13 +237,13 @@ class ForwardThread {
 
   // Rows past the last feature get the weight of the last one. The columns that they make are not stored.
   __device__ void LoadWeight(const Slices& slices, int stage) {
-    const T* first = weight_ + int64_t{tile().weight_row} * call_.weight_row_vectors * kVectorSize<T> +
+    const T* first = weight_ + int64_t{tile().weight_row} * call_.weight_row_vectors * kVectorElements<T> +
                      int64_t{slices.first_tap() + slices.tap()} * call_.group_channels + slices.channel_in_group();
-    const uint32_t last = uint32_t(tile().last_row) * kVectorBytes;
+    const uint32_t last = uint32_t(tile().last_row) * kGemmVectorBytes;
 #pragma unroll
     for (int i = 0; i < kFeatures / Tile::kRowsPerLoad; ++i) {
       // Multiplied by the vector size before the product with the row size, which then takes one instruction.
-      const uint32_t feature = (permuted_column(row_) + permuted_column(i * Tile::kRowsPerLoad)) * kVectorBytes;
+      const uint32_t feature = (permuted_column(row_) + permuted_column(i * Tile::kRowsPerLoad)) * kGemmVectorBytes;
       copy_async(
           &shared_.stages[stage].weight[InStage(i)],
           reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call_.weight_row_vectors,
@@ -286,7 +286,7 @@ class ForwardThread {
   // Stores the sums, rounded to Out, in the widest vectors that the features of a group consist of.
   template <typename Out>
   __device__ void Store(const Accumulators& sums, const float* __restrict__ bias, Out* y) const {
-    constexpr int kWidest = kVectorBytes / sizeof(Out);
+    constexpr int kWidest = kGemmVectorBytes / sizeof(Out);
     if (call_.group_features % kWidest == 0) {
       StoreVectors<kWidest>(sums, bias, y);
     } else {
@@ -406,7 +406,7 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
   call.group_features = int32_t(product.group_features());
   call.groups = int32_t(product.groups);
   call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
-  call.weight_row_vectors = uint32_t(call.taps) * uint32_t(call.group_channels / kVectorSize<T>);
+  call.weight_row_vectors = uint32_t(call.taps) * uint32_t(call.group_channels / kVectorElements<T>);
   call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
   call.is_y_float = is_y_float;
   return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(

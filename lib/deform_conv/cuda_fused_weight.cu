@@ -25,7 +25,7 @@ namespace dcn {
 namespace {
 
 constexpr int kSlicePixels = 16 * kSliceSteps;  // an mma takes 16 pixels
-constexpr int kTileVectors = FusedLimits::kWeightTile / kVectorSize<__half>;
+constexpr int kTileVectors = FusedLimits::kWeightTile / kVectorElements<__half>;
 constexpr int kLineVectors = 8;  // 128 bytes, a line of the L1 cache
 
 // Two blocks are resident per SM, so that one can multiply while the other loads. In tiles of 128 features, a block has
@@ -63,7 +63,7 @@ struct WeightCall {
   __device__ ChannelVector ChannelVectorAt(int32_t i) const {
     const int32_t sample = i / segment_vectors;
     const int32_t channel_vector = sample / taps * segment_vectors + i % segment_vectors;
-    return {sample, sample % taps, channel_vector * kVectorSize<__half>};
+    return {sample, sample % taps, channel_vector * kVectorElements<__half>};
   }
 };
 
@@ -151,8 +151,8 @@ class WeightThread {
                                   ? tile().first_row + int64_t{vector.tap} * call_.group_channels + vector.channel
                                   : -1;
     }
-    d_y_ = uintptr_t(d_y + tile().first_feature + vector_ * kVectorSize<T>);
-    d_y_vectors_ = tile().features / kVectorSize<T>;
+    d_y_ = uintptr_t(d_y + tile().first_feature + vector_ * kVectorElements<T>);
+    d_y_vectors_ = tile().features / kVectorElements<T>;
     for (int k = 0; k < 2; ++k) {
       const int in_tile = vector_ + k * kLineVectors;
       const bool is_valid = in_tile < tile().vectors;
@@ -198,7 +198,7 @@ class WeightThread {
       const int64_t p = shared_.pixels[slice % kLocatedSlices][row_ + i * kPassRows];
       for (int k = 0; k < kCotangentVectors; k += kLineVectors) {
         const bool is_valid = p >= 0 && vector_ + k < d_y_vectors_;
-        const auto* from = reinterpret_cast<const void*>(d_y_ + p * call_.d_y_pixel_bytes + k * kVectorBytes);
+        const auto* from = reinterpret_cast<const void*>(d_y_ + p * call_.d_y_pixel_bytes + k * kGemmVectorBytes);
         copy_async(to + i * kPassRows * kCotangentVectors + k, from, !is_valid);
       }
     }
@@ -237,9 +237,9 @@ class WeightThread {
 
   __device__ void Store(const Accumulators& sums, float* partial_sums) const {
     sums.ForEachPair(tile().first_feature, [&](int tile_row, int32_t feature, float first, float second) {
-      const int64_t first_row = shared_.rows[tile_row / kVectorSize<T>];
+      const int64_t first_row = shared_.rows[tile_row / kVectorElements<T>];
       if (first_row < 0 || feature >= tile().first_feature + tile().features) return;
-      const int64_t partial_row = first_row + tile_row % kVectorSize<T>;
+      const int64_t partial_row = first_row + tile_row % kVectorElements<T>;
       AsVector<2>(partial_sums + partial_row * call_.features + feature) = {{first, second}};
     });
   }
@@ -247,16 +247,16 @@ class WeightThread {
  private:
   static constexpr bool kHasOneSample = kTileSamples == 1;
   static constexpr int kLocatedSlices = kTables + 1;
-  static constexpr int kCotangentVectors = kFeatures / kVectorSize<T>;  // of a pixel
+  static constexpr int kCotangentVectors = kFeatures / kVectorElements<T>;  // of a pixel
   static constexpr int kPassRows = Tile::kThreads / kLineVectors, kPasses = kSlicePixels / kPassRows;
   static constexpr int kPassSteps = kSliceSteps / kPasses;
-  static_assert(Tile::kM == kTileVectors * kVectorSize<T> && kTileVectors == 2 * kLineVectors);
+  static_assert(Tile::kM == kTileVectors * kVectorElements<T> && kTileVectors == 2 * kLineVectors);
   static_assert(kSlicePixels * kTileVectors == Tile::kVectorsOfA &&
                 kSlicePixels * kCotangentVectors == Tile::kVectorsOfB);
   static_assert(kPassRows % 8 == 0, "the vectors of a thread must have one swizzle in all rows");
   static_assert(kPasses * kPassSteps == kSliceSteps, "each pass must have the same number of mma steps");
 
-  using Loads = CornerLoads<T, kHasOneSample ? 2 : 1, kLineVectors * kVectorBytes>;
+  using Loads = CornerLoads<T, kHasOneSample ? 2 : 1, kLineVectors * kGemmVectorBytes>;
 
   __device__ const WeightBlockTile& tile() const { return shared_.block_tile; }
 
@@ -356,8 +356,8 @@ const char* LaunchWeightCotangent(const Device& device, const Convolution& convo
   call.groups = int32_t(product.groups);
   call.group_channels = int32_t(convolution.group_channels());
   call.offset_group_channels = int32_t(sizes.group_channels());
-  call.segment_vectors = int32_t(SegmentChannels(convolution) / kVectorSize<T>);
-  call.group_vectors = call.taps * (call.group_channels / kVectorSize<T>);
+  call.segment_vectors = int32_t(SegmentChannels(convolution) / kVectorElements<T>);
+  call.group_vectors = call.taps * (call.group_channels / kVectorElements<T>);
   call.tile_vectors = std::min(kTileVectors, kTileSamples * call.segment_vectors);
   const int32_t num_samples =
       MostSamples(call.segment_vectors, call.tile_vectors, call.group_vectors / call.segment_vectors);

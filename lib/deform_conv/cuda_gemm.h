@@ -19,9 +19,9 @@ extern __shared__ uint4 dynamic_shared[];
 namespace dcn {
 
 // A vector is what a thread loads, samples or copies at once, and a row of one of the 8 × 8 matrices of ldmatrix.
-constexpr int kVectorBytes = FusedLimits::kVectorBytes;
+constexpr int kGemmVectorBytes = FusedLimits::kVectorBytes;
 template <typename T>
-constexpr int kVectorSize = kVectorBytes / sizeof(T);
+constexpr int kVectorElements = kGemmVectorBytes / sizeof(T);
 
 constexpr int kStages = 2;
 constexpr int kSliceVectors = 8;                // vectors per row of a K slice: 128 bytes, which are all 32 banks

@@ -108,7 +108,7 @@ class Cotangents {
            slice.group * product.group_features();
   }
 
-  // Packs the weight of a tap and a slice of channels, transposed: blocks of features, in panels of channels.
+  // Packs the weight of a tap and a channel slice, transposed: blocks of features, in panels of channels.
   static void PackWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     const Product& product = plan.convolution.product;
     const int64_t features = product.group_features();

@@ -42,7 +42,7 @@ struct Widened {
     for (int64_t i = 0; i < count; i += kLanes) Store(Load(sums + i), out + i, count - i);
   }
 
-  // The columns of one tap of a tile and a slice of channels, as the second operand of a product over the pixels.
+  // The columns of one tap of a tile and a channel slice, as the second operand of a product over the pixels.
   class Columns {
    public:
     Columns(int64_t max_pixels, int64_t max_channels) : words_((max_channels + kPanel) * max_pixels) {}
