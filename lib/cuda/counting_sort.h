@@ -47,7 +47,7 @@ constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
 // Of a bin on average, unless it would have too many rows: few enough to be staged, and six steps of a warp, so that
 // the counts of the rows take less time than the entries. Not measured.
 constexpr int32_t kBinEntries = 192;
-constexpr int32_t kLastBinRows = 2 * kMaxParts;  // how many the last bin has at least
+constexpr int32_t kLastBinRows = 2 * kMaxParts;  // room in row_start for a range of each part: see LastBinRows
 // The rows in shared memory, per warp. The last bin has fewer than kLastBinRows rows more than the others.
 constexpr int32_t kSharedRows = (1 << kMaxSharedRowsLog2) + kLastBinRows;
 // The entries in shared memory, per warp: as many as a block has room for.
@@ -58,7 +58,7 @@ constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(800 * 8 / sizeof(
 struct SortShape {
   int64_t tables;
   int32_t rows, entries;
-  int32_t bins, bin_rows_log2;  // the last bin has at least LastBinRows, or all
+  int32_t bins, bin_rows_log2;  // 2^bin_rows_log2 rows in each bin but the last
   int32_t parts, warp_entries;  // warp_entries: those of a part that a warp sorts
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
@@ -76,7 +76,7 @@ struct SortShape {
     parts = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * kPartitionWarps)) : 0;
   }
 
-  // How many rows the last bin has at least.
+  // The fewest rows of the last bin, unless the table has only this bin.
   static int32_t LastBinRows(int bin_rows_log2) { return std::min(1 << bin_rows_log2, kLastBinRows); }
   int64_t BinsOf(int bin_rows_log2) const {
     const int64_t bin_rows = int64_t{1} << bin_rows_log2;
@@ -90,8 +90,9 @@ struct SortShape {
   __device__ int32_t first_row(int32_t bin) const { return bin << bin_rows_log2; }
   // The index of the start of a table in row_start.
   __device__ int64_t first_row_start(int64_t table) const { return table * (int64_t{rows} + 1); }
-  // The index in row_start of the begin and end of a bin's range of a part, which PartitionKernel stores there. Only
-  // the bin's warp writes there in SortBinsKernel: the ends of its rows and, in the first bin, the start of the table.
+  // PartitionKernel stores at this index of row_start where the range of a bin in a part begins, and then where it
+  // ends. In SortBinsKernel, the bin's warp replaces them by the ends of its rows and, in the first bin, the table's
+  // start.
   __device__ int64_t range(int64_t table, int32_t part, int32_t bin) const {
     return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * part;
   }

@@ -46,10 +46,14 @@ struct ForwardTile : ForwardShape<kFeatures, kWarps> {
 template <int kFeatures>
 constexpr int kCornerTaps = kFeatures == 256 ? 9 : 5;
 
-// A tile of pixels has kStripRows rows, where the image is large enough (see pixel_strips.h). Samples are located row
-// by row, because the offsets of neighbours in a row are adjacent in memory.
+// A tile of pixels has kStripRows rows, where the image is large enough (see cuda_pixel_strips.h). Its pixels are
+// numbered column by column. Samples are located row by row, because the offsets of neighbours in a row are adjacent in
+// memory.
 constexpr int kTileColumns = kTilePixels / kStripRows;
 __device__ constexpr int row_by_row(int pixel) { return pixel % kStripRows * kTileColumns + pixel / kStripRows; }
+__device__ constexpr int column_by_column(int place) {
+  return place % kTileColumns * kStripRows + place / kTileColumns;
+}
 
 // The parameters of a call. Kernel parameters take no registers.
 struct ForwardCall {
@@ -98,8 +102,8 @@ struct ForwardShared {
 
 // The K loop of a block, which runs over taps × channels of a feature group, slice by slice. The outer loop is over the
 // offset groups; then come rounds of up to `corner_taps` taps, whose corners are stored at once; then, for these taps,
-// runs of up to kSliceVectors vectors of channels. A run's vectors, tap by tap, are cut into slices. An object follows
-// one of the kSliceVectors vectors of the slices.
+// runs of up to kSliceVectors vectors of channels. A run's vectors, tap by tap, are cut into slices. An object
+// iterates over the slices, and has the tap and the channels of the vector that a thread loads of each.
 template <int kElements>
 class KSlices {
  public:
@@ -138,7 +142,7 @@ class KSlices {
     const bool needs_corners = channel_ == end;
     if (needs_corners) {
       first_tap_ += call_.corner_taps;
-      if (first_tap_ < call_.taps) {
+      if (first_tap_ < call_.taps) {  // the next round of taps has the channels of the offset group again
         channel_ = (end - 1) / call_.offset_group_channels * call_.offset_group_channels;
         if (channel_ < group_start()) channel_ = group_start();
       } else {
@@ -168,15 +172,15 @@ class KSlices {
 
   const ForwardCall& call_;
   const int32_t& end_;  // of the feature group's channels; in shared memory
-  int32_t vector_;      // the number in the slice of the vector that is followed
+  int32_t vector_;      // the index in a slice of the thread's vector
   int32_t channel_;     // the first of the current run
   int32_t first_tap_ = 0;
   int32_t run_vectors_;       // vectors of channels of the current run
   int32_t slices_left_;       // of the run, with the current one
-  int32_t tap_, run_vector_;  // of the vector that is followed
+  int32_t tap_, run_vector_;  // of the thread's vector
 };
 
-// What a thread does for a block's tile.
+// Computes a thread's share of a block's tile.
 template <typename T, int kFeatures, int kWarps>
 class ForwardThread {
  public:
@@ -218,7 +222,7 @@ class ForwardThread {
       const int i = thread_ + turn * Tile::kThreads;
       place[turn] = i / taps, tap[turn] = i % taps;
       if (i >= kTilePixels * taps) continue;
-      const int64_t p = shared_.pixels[place[turn] % kTileColumns * kStripRows + place[turn] / kTileColumns];
+      const int64_t p = shared_.pixels[column_by_column(place[turn])];
       is_valid[turn] = p >= 0;
       const int32_t kernel_tap = slices.first_tap() + tap[turn];
       const int64_t sample_index = SampleIndex(call_.sizes, is_valid[turn] ? p : 0, slices.offset_group(), kernel_tap);

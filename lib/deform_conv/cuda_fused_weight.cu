@@ -109,20 +109,22 @@ template <int kFeatures, int kTileSamples>
 struct WeightShared {
   using Tile = WeightTile<kFeatures, 8>;
   static constexpr int kTables = kCornerTables<kTileSamples>;
+  // The cotangent of slice k is copied while slice k + kTables is located, and the corners between them are found.
+  static constexpr int kLocatedSlices = kTables + 1;
 
   struct {
     uint4 samples[Tile::kVectorsOfA], cotangent[Tile::kVectorsOfB];
   } stages[kStages];
   Corners corners[kTables][kSlicePixels * kTileSamples];
-  int32_t pixels[kTables + 1][kSlicePixels];  // of the output; -1 past the end of the split
+  int32_t pixels[kLocatedSlices][kSlicePixels];  // of the output; -1 past the end of the split
   SampledPixel sampled[kTables][kSlicePixels];
   Vector<int32_t, 2> distance[kTileSamples];  // of each sample's tap from the first
   int64_t rows[kTileVectors];                 // of partial_sums, the first of each vector; -1 past the end
   WeightBlockTile block_tile;                 // in shared memory, because the accumulators need the registers
 };
 
-// What a thread does for a block's tile. A slice is kSlicePixels pixels. In a pass over a slice, a thread samples two
-// vectors of a pixel, so that eight threads read a whole line of the L1 cache.
+// Computes a thread's share of a block's tile. A slice is kSlicePixels pixels. In a pass over a slice, a thread samples
+// two vectors of a pixel, so that eight threads read a whole line of the L1 cache.
 template <typename T, int kFeatures, int kWarps, int kTileSamples>
 class WeightThread {
  public:
@@ -213,9 +215,10 @@ class WeightThread {
       const auto multiply_and_store = [&](const Loads& first, const Loads& second) {
         if (slice > 0) {
 #pragma unroll
-          for (int step = 0; step < kPassSteps; ++step) Multiply(slice - 1, pass * kPassSteps + step, sums);
+          for (int step = 0; step < kPassSteps; ++step) MultiplyStep(slice - 1, pass * kPassSteps + step, sums);
         }
         const int zero = sums.ZeroAfterProducts(call_.zero, Tile::kFragmentsN - 1, 1);
+        // In a tile of one sample, `second` is `first`, which has loaded both vectors.
         const uint4 samples[] = {first.Blend(zero), second.Blend(zero, kHasOneSample ? 1 : 0)};
         for (int k = 0; k < 2; ++k) to[pass * kPassRows * kTileVectors + k * kLineVectors] = samples[k];
       };
@@ -228,11 +231,11 @@ class WeightThread {
     }
   }
 
-  // Multiplies the last slice.
-  __device__ void Multiply(int32_t slice, Accumulators& sums) {
+  // Multiplies the last slice, if there is one. A split without pixels has none, and passes -1.
+  __device__ void MultiplySlice(int32_t slice, Accumulators& sums) {
     __syncwarp();
 #pragma unroll
-    for (int step = 0; step < kSliceSteps && slice >= 0; ++step) Multiply(slice, step, sums);
+    for (int step = 0; step < kSliceSteps && slice >= 0; ++step) MultiplyStep(slice, step, sums);
   }
 
   __device__ void Store(const Accumulators& sums, float* partial_sums) const {
@@ -246,7 +249,7 @@ class WeightThread {
 
  private:
   static constexpr bool kHasOneSample = kTileSamples == 1;
-  static constexpr int kLocatedSlices = kTables + 1;
+  static constexpr int kLocatedSlices = Shared::kLocatedSlices;
   static constexpr int kCotangentVectors = kFeatures / kVectorElements<T>;  // of a pixel
   static constexpr int kPassRows = Tile::kThreads / kLineVectors, kPasses = kSlicePixels / kPassRows;
   static constexpr int kPassSteps = kSliceSteps / kPasses;
@@ -266,7 +269,7 @@ class WeightThread {
                  call_.distances, kHasOneSample || channels_[k] != nullptr);
   }
 
-  __device__ void Multiply(int32_t slice, int step, Accumulators& sums) const {
+  __device__ void MultiplyStep(int32_t slice, int step, Accumulators& sums) const {
     typename Accumulators::FragmentsOfA a;
     sums.LoadA(shared_.stages[slice % kStages].samples, step, a);
     sums.MultiplyColumns(shared_.stages[slice % kStages].cotangent, step, a, 0, Tile::kFragmentsN);
@@ -303,12 +306,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, WeightTile<kFeatures, kWarps>::
       thread.CopyCotangent(slice);
       thread.LocatePixels(slice + kTables);
       thread.SampleAndMultiply(slice, sums);
-      if constexpr (kTables == 1) __syncthreads();
+      if constexpr (kTables == 1) __syncthreads();  // all have read the corners that are replaced
       thread.StoreCorners(slice + 1);
       wait_async_copies();
       __syncthreads();
     }
-    thread.Multiply(slices - 1, sums);
+    thread.MultiplySlice(slices - 1, sums);
     thread.Store(sums, partial_sums);
     __syncthreads();
   }

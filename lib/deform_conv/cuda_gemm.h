@@ -187,8 +187,8 @@ class WarpTile {
     }
   }
 
-  // An opaque 0 computed from an accumulator of each row fragment of `count` column fragments, from `first` on. `zero`
-  // is a 0 that the compiler does not know. Code that depends on it is scheduled after the mma that computes them.
+  // Returns an opaque 0 that is computed from accumulators of the column fragments [first, first + count). `zero` is a
+  // 0 that the compiler does not know. Code that depends on the result is scheduled after the mma of these fragments.
   __device__ int ZeroAfterProducts(int zero, int first, int count) const {
     int bits = 0;
     for (const auto& fragments : accumulators) {

@@ -226,7 +226,7 @@ struct PoolTile {
 
   int64_t image, batch;  // `image` counts the images of all batches
   int64_t first_y, first_x;
-  int64_t y, x, channel;  // the first of the thread's
+  int64_t y, x, channel;  // the thread's first pixel and channel
   int64_t feature, class_;
   BinRange rows, columns;  // the bins of the channel's group
   bool is_active;          // whether the thread's pixels and channels exist
@@ -294,9 +294,9 @@ __device__ void AddBin(const PoolSizes& sizes, const Rois& rois, const Add& add,
 // Each thread tests one RoI, and those that may read the tile are listed. Then each thread tests one bin of the listed
 // RoIs, and the bins that may read the tile are listed. Then all threads add the cotangents of the listed bins.
 //
-// A listed bin is the bin of that number in every channel group. With one channel group and one class, every channel
-// has the same bins and offsets, and one test serves them all. Otherwise they differ between the channels of a warp:
-// all bins are listed, and each lane tests its own group's.
+// A listed bin has a number, and stands for the bin of this number in each channel group. With one channel group and
+// one class, all channels have the same bins and offsets, and one test serves them all. Otherwise these differ between
+// the channels of a warp: all bins are listed, and each lane tests the bin of its own channel group.
 template <typename T, int N, typename Add>
 __global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKernel(PoolSizes sizes, Rois rois,
                                                                                      Add add, const T* d_pooled,

@@ -103,7 +103,7 @@ MUTATIONS = {
         "deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
     "corners stored while they are read": Mutation(
         "deform_conv/cuda_fused_weight.cu",
-        "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}thread.StoreCorners(",
+        "{~~if constexpr (kTables == 1) __syncthreads();~>~~}  // all have read",
         FAULT,
     ),
     "corners stored in the table that is read": Mutation(

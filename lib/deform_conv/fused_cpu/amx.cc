@@ -9,7 +9,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// Products by the registers of AMX, each 16 rows of 16 words. An object configures them for its thread.
+// Products by the tile registers of AMX, each 16 rows of 16 words. An object configures them for its thread.
 class AmxProduct {
  public:
   static constexpr int kValues = 2;
