@@ -90,9 +90,8 @@ struct SortShape {
   __device__ int32_t first_row(int32_t bin) const { return bin << bin_rows_log2; }
   // The index of the start of a table in row_start.
   __device__ int64_t first_row_start(int64_t table) const { return table * (int64_t{rows} + 1); }
-  // PartitionKernel stores at this index of row_start where the range of a bin in a part begins, and then where it
-  // ends. In SortBinsKernel, the bin's warp replaces them by the ends of its rows and, in the first bin, the table's
-  // start.
+  // PartitionKernel stores the begin and the end of a bin's range of a part in row_start, from this index on. In
+  // SortBinsKernel, the bin's warp replaces them by the ends of its rows and, in the first bin, the table's start.
   __device__ int64_t range(int64_t table, int32_t part, int32_t bin) const {
     return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * part;
   }

@@ -388,12 +388,7 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
   constexpr size_t kSharedBytes = sizeof(ForwardShared<kFeatures>);
   constexpr size_t kCarveOut = (kFeatures == 256 ? 132 : kFeatures == 128 ? 164 : 196) << 10;  // of an H100's 256 KiB
   static_assert(kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOut);
-  if constexpr (kFeatures == 256 || kWarps == 4) {
-    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kResidentBlocks, kWarps));
-    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kResidentBlocks, kWarps));
-  } else {
-    static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kResidentBlocks, kWarps));
-  }
+  CheckResidentBlocks<Tile, kWarps, kSharedBytes>();
 
   const Sizes& sizes = convolution.sizes;
   const Product& product = convolution.product;

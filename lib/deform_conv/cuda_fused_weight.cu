@@ -324,24 +324,12 @@ int32_t MostSamples(int32_t segment_vectors, int32_t tile_vectors, int32_t group
   return std::min((first + tile_vectors - 1) / segment_vectors + 1, group_samples);
 }
 
-// Checks that an A100 has shared memory for the resident blocks, and that other GPUs have for as many as the tile is
-// for.
-template <typename Tile, size_t kSharedBytes>
-constexpr void CheckResidentBlocks() {
-  constexpr int kBlocks = Tile::kResidentBlocks;
-  static_assert(kBlocks * (kSharedBytes + kReservedSharedBytes) <= kSmSharedBytesSm80);
-  if constexpr (Tile::kWarps == 8) static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kBlocks, Tile::kWarps));
-  if constexpr (kBlocks > 1) {
-    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kBlocks, Tile::kWarps));
-    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kBlocks, Tile::kWarps));
-  }
-}
-
 template <typename T, typename Tile, int kTileSamples>
 const char* LaunchWeightCotangent(const Device& device, const Convolution& convolution, int64_t num_splits,
                                   const void* x, const void* d_y, float* partial_sums) {
   constexpr size_t kSharedBytes = sizeof(WeightShared<Tile::kN, kTileSamples>);
-  CheckResidentBlocks<Tile, kSharedBytes>();
+  static_assert(Tile::kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kSmSharedBytesSm80);
+  CheckResidentBlocks<Tile, Tile::kWarps, kSharedBytes>();
   const Sizes& sizes = convolution.sizes;
   const Product& product = convolution.product;
   WeightCall call = {};
