@@ -41,13 +41,13 @@ struct BlockGrid {
   // memory, because each block of a head locates all of its taps.
   BlockGrid(const AggregationSizes& sizes, int64_t threads, int64_t element_bytes) : sizes(sizes) {
     constexpr int64_t kCache = 2 << 20, kMemory = 48 << 20;
-    constexpr int64_t kMinChannels = 8;  // each part locates all taps again
+    constexpr int64_t kMinChannels = 8;  // each block locates all taps again
     const int64_t head_bytes = sizes.pixels * sizes.channels * element_bytes;
     const int64_t heads_per_thread = sizes.batches * sizes.heads / threads;
     heads = std::clamp<int64_t>(std::min(kCache / head_bytes, heads_per_thread), 1, sizes.heads);
-    const int64_t max_parts = (sizes.channels + kMinChannels - 1) / kMinChannels;
-    const int64_t parts = std::clamp<int64_t>(threads / (sizes.batches * sizes.heads), 1, max_parts);
-    channels = std::min(sizes.channels, (max_parts + parts - 1) / parts * kMinChannels);
+    const int64_t max_blocks = (sizes.channels + kMinChannels - 1) / kMinChannels;
+    const int64_t blocks = std::clamp<int64_t>(threads / (sizes.batches * sizes.heads), 1, max_blocks);
+    channels = std::min(sizes.channels, (max_blocks + blocks - 1) / blocks * kMinChannels);
     const int64_t max_elements = std::max<int64_t>(kMemory / threads / element_bytes, channels);
     if (heads * channels * sizes.pixels > max_elements) heads = 1;
     pixels = std::min(sizes.pixels, max_elements / channels);

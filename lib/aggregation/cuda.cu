@@ -1,7 +1,6 @@
-// The CUDA kernels of a deformable aggregation and of the cotangents of its taps. A subwarp (a tile of the warp's
-// lanes, as in CUDA's cooperative groups) has the channels of a query and head. Each lane of a quad, four neighbouring
-// lanes of the subwarp, locates another tap. Then the whole subwarp reads the four taps' corners, one tap after the
-// other.
+// The CUDA kernels of a deformable aggregation and of the cotangents of its taps. A subwarp, some
+// neighbouring lanes of a warp, has the channels of a query and head. Each lane of a quad, four neighbouring lanes of
+// the subwarp, locates another tap. Then the whole subwarp reads the four taps' corners, one tap after the other.
 #include "aggregation/aggregation.h"
 
 #include <cuda_bf16.h>
@@ -72,10 +71,10 @@ __device__ void ForEachQuad(const Aggregation& call, int64_t query, int64_t row,
 }
 
 // The distances from a pixel to the next one and to the one below, in bytes.
-struct PixelSteps {
+struct PixelDistances {
   int64_t right, down;
 
-  __device__ PixelSteps(int64_t pixel_bytes, const Level& level)
+  __device__ PixelDistances(int64_t pixel_bytes, const Level& level)
       : right(pixel_bytes), down(level.width * pixel_bytes) {}
 };
 
@@ -87,12 +86,12 @@ class PackedCorners {
  public:
   // `first_byte` is that of the head in the first pixel of the batch.
   template <typename A>
-  __device__ PackedCorners(int64_t first_byte, const PixelSteps& steps, const Level& level, const PixelPair<A>& y,
-                           const PixelPair<A>& x) {
+  __device__ PackedCorners(int64_t first_byte, const PixelDistances& distances, const Level& level,
+                           const PixelPair<A>& y, const PixelPair<A>& x) {
     const int64_t pixel = level.first_pixel + int64_t{y.first} * level.width + x.first;
     const bool is_unread = y.first < 0 || x.first < 0;
     const uint32_t flags = is_unread * kIsUnread | y.is_far * kIsFarDown | x.is_far * kIsFarRight;
-    packed_ = ((first_byte + pixel * steps.right) & kDistance) | int64_t(uint64_t{flags} << 32);
+    packed_ = ((first_byte + pixel * distances.right) & kDistance) | int64_t(uint64_t{flags} << 32);
   }
 
   // The corners of the tap of a lane of the quad.
@@ -101,9 +100,9 @@ class PackedCorners {
 
   // Loads the calling lane's vector of each corner. `value` is its address in the first head of the first pixel.
   template <int N, typename T>
-  __device__ void Load(const PixelSteps& steps, const T* value, Vector<T, N> (&corners)[4]) const {
+  __device__ void Load(const PixelDistances& distances, const T* value, Vector<T, N> (&corners)[4]) const {
     const uint32_t flags = uint32_t(packed_ >> 32);
-    const int64_t right = flags & kIsFarRight ? 0 : steps.right, down = flags & kIsFarDown ? 0 : steps.down;
+    const int64_t right = flags & kIsFarRight ? 0 : distances.right, down = flags & kIsFarDown ? 0 : distances.down;
     const char* const top = reinterpret_cast<const char*>(value) + (packed_ & kDistance);
     const auto load = [](const char* address) { return AsVector<N>(reinterpret_cast<const T*>(address)); };
     corners[0] = load(top);
@@ -134,9 +133,9 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
       const bool has_channel = channel < sizes.channels;
       A sum[N] = {}, unread = 0;
       ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-        const PixelSteps steps(pixel_bytes, level);
+        const PixelDistances distances(pixel_bytes, level);
         const PixelPair y(tap.corners.y), x(tap.corners.x);
-        const PackedCorners of_lane(first_byte, steps, level, y, x);
+        const PackedCorners of_lane(first_byte, distances, level, y, x);
         const A tap_weight = tap.weight * y.weight * x.weight;
         A weight[4];
         for (int corner = 0; corner < 4; ++corner)
@@ -152,7 +151,7 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
           }
           if (!has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];
-          corners.Load(steps, value + channel, pixel);
+          corners.Load(distances, value + channel, pixel);
           for (int corner = 0; corner < 4; ++corner) {
             for (int v = 0; v < N; ++v) sum[v] += corner_weight[corner] * A(pixel[corner].value[v]);
           }
@@ -199,8 +198,8 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
   ForEachQueryHead<T>(call, log2_subwarp, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
     const T* const cotangent = d_out + row * sizes.channels;
     ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-      const PixelSteps steps(pixel_bytes, level);
-      const PackedCorners of_lane(first_byte, steps, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
+      const PixelDistances distances(pixel_bytes, level);
+      const PackedCorners of_lane(first_byte, distances, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};
       for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
         const int64_t channel = first + lane * N;
@@ -213,7 +212,7 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
           const PackedCorners corners = of_lane.Of(k);
           if (!has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];
-          corners.Load(steps, value + channel, pixel);
+          corners.Load(distances, value + channel, pixel);
           for (int corner = 0; corner < 4; ++corner) {
             for (int v = 0; v < N; ++v) dots[k][corner] += A(d.value[v]) * A(pixel[corner].value[v]);
           }

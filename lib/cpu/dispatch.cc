@@ -1,4 +1,4 @@
-// The operators' functions, of which each operator set has its own: each calls that of this processor's set.
+// Defines the operators' functions. Each calls the function of the same name of this processor's operator set.
 #include <cstddef>
 #include <tuple>
 

@@ -29,7 +29,7 @@ struct Feature {
 };
 
 #if DCN_HAS_X86_KERNELS
-// Whether Linux lets this process use the registers of AMX. A process asks once, before it first uses them.
+// Whether Linux lets this process use the tile registers of AMX. A process asks once, before it first uses them.
 bool MayUseAmx() {
 #ifdef __linux__
   constexpr long kRequestPermission = 0x1023, kTileData = 18;

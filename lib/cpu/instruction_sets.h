@@ -11,7 +11,7 @@
 #endif
 #endif
 
-// The instructions of aarch64 are in GCC 10 and clang 16, which it needs.
+// On aarch64 the package needs GCC 10 or clang 16, which know the instructions of all sets.
 #ifdef __aarch64__
 #define DCN_HAS_NEON_KERNELS 1
 #else
@@ -27,9 +27,10 @@
 #define DCN_FEATURES_neon "arch=armv8-a"
 #define DCN_FEATURES_neon_bf16 "arch=armv8.2-a+bf16"
 
-// The sets of this architecture, in the order of preference: ROW(name, vector_bytes, tile_pixels). All kernels are
-// compiled for the operator sets. Only the fused convolution has kernels for the others, which extend the last operator
-// set.
+// The sets of this architecture, in the order of preference: ROW(name, vector_bytes, tile_pixels). A tile of the
+// fused convolution has at most tile_pixels pixels, whose samples fit in the L2 cache. With AMX, they nearly fill
+// blocks of 32 rows. All kernels are compiled for the operator sets. Only the fused convolution has kernels for the
+// others, which extend the last operator set.
 #if DCN_HAS_X86_KERNELS
 #define DCN_OPERATOR_SETS(ROW) ROW(portable, 16, 210) ROW(avx2, 32, 210) ROW(avx512, 64, 210)
 #define DCN_INSTRUCTION_SETS(ROW) DCN_OPERATOR_SETS(ROW) ROW(avx512_bf16, 64, 210) ROW(amx, 64, 252)
@@ -80,8 +81,6 @@ enum class InstructionSet { DCN_INSTRUCTION_SETS(DCN_ENUMERATOR) };
 struct InstructionSetRow {
   const char *name, *features;
   int vector_bytes;
-  // The pixels of a tile of the fused convolution, at most. The samples of a tile fit in the L2 cache. With AMX, a tile
-  // nearly fills blocks of 32 rows.
   int tile_pixels;
 };
 #define DCN_ROW(set, vector_bytes, tile_pixels) {#set, DCN_FEATURES_OF(set), vector_bytes, tile_pixels},

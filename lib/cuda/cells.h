@@ -57,21 +57,21 @@ struct SampleRange {
 };
 
 // Adds to `sum` what the samples of a pair of cells scatter to the pixel between them, of which the cells are above
-// (is_bottom: the pixel is a bottom corner) or below. Samples outside of the range are left out. If kIsPart is false,
-// the range has all samples. The calling thread takes every `turns`-th sample.
-template <bool kIsPart, typename T, int N, typename A>
+// (is_bottom: the pixel is a bottom corner) or below. Samples outside of the range are left out. If kHasOtherSamples is
+// false, the range has all samples. The calling thread takes every `turns`-th sample.
+template <bool kHasOtherSamples, typename T, int N, typename A>
 __device__ void AddSamples(const SortedSample<A>* samples, const CellPair& cells, bool is_bottom, int32_t turn,
                            int32_t turns, const SampleRange& range, const CotangentRows<T>& rows, A (&sum)[N]) {
   const SortedSample<A>* record = samples + (cells.begin + turn);
   SortedSample<A> next = {};
   if (cells.begin + turn < cells.end) next = *record;
-#pragma unroll kIsPart ? 1 : 4  // more registers would be spilled
+#pragma unroll kHasOtherSamples ? 1 : 4  // more registers would be spilled
   for (int32_t i = cells.begin + turn; i < cells.end; i += turns) {
     const SortedSample<A> sample = next;
     record += turns;
     if (i + turns < cells.end) next = *record;  // loaded while this one is added
-    const uint32_t number = uint32_t(sample.id) - (kIsPart ? range.first : 0);
-    if (kIsPart && number >= range.count) continue;
+    const uint32_t number = uint32_t(sample.id) - (kHasOtherSamples ? range.first : 0);
+    if (kHasOtherSamples && number >= range.count) continue;
     const Vector<A, N> row = rows.template Load<N>(number);
     const A weight = sample.corner_weight(is_bottom, i < cells.middle);
     for (int v = 0; v < N; ++v) sum[v] += weight * row.value[v];

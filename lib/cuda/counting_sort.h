@@ -47,7 +47,7 @@ constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
 // Of a bin on average, unless it would have too many rows: few enough to be staged, and six steps of a warp, so that
 // the counts of the rows take less time than the entries. Not measured.
 constexpr int32_t kBinEntries = 192;
-constexpr int32_t kLastBinRows = 2 * kMaxParts;  // how many the last bin has at least
+constexpr int32_t kLastBinRows = 2 * kMaxParts;  // room in row_start for a range of each part: see LastBinRows
 // The rows in shared memory, per warp. The last bin has fewer than kLastBinRows rows more than the others.
 constexpr int32_t kSharedRows = (1 << kMaxSharedRowsLog2) + kLastBinRows;
 // The entries in shared memory, per warp: as many as a block has room for.
@@ -58,7 +58,7 @@ constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(800 * 8 / sizeof(
 struct SortShape {
   int64_t tables;
   int32_t rows, entries;
-  int32_t bins, bin_rows_log2;  // the last bin has at least LastBinRows, or all
+  int32_t bins, bin_rows_log2;  // 2^bin_rows_log2 rows in each bin but the last
   int32_t parts, warp_entries;  // warp_entries: those of a part that a warp sorts
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
@@ -70,12 +70,13 @@ struct SortShape {
     // row_start has room for a bin's ranges of all parts, two numbers each.
     const int64_t most_parts = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
     const int64_t wanted = std::min(CeilDiv(entries, kPartEntries), most_parts);
-    const int64_t step = kWarp * item_entries;  // of a warp
-    warp_entries = int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * kPartitionWarps * step) * step);
+    const int64_t step_entries = kWarp * item_entries;  // of a warp
+    warp_entries =
+        int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * kPartitionWarps * step_entries) * step_entries);
     parts = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * kPartitionWarps)) : 0;
   }
 
-  // How many rows the last bin has at least.
+  // The fewest rows of the last bin, unless the table has only this bin.
   static int32_t LastBinRows(int bin_rows_log2) { return std::min(1 << bin_rows_log2, kLastBinRows); }
   int64_t BinsOf(int bin_rows_log2) const {
     const int64_t bin_rows = int64_t{1} << bin_rows_log2;
@@ -89,8 +90,8 @@ struct SortShape {
   __device__ int32_t first_row(int32_t bin) const { return bin << bin_rows_log2; }
   // The index of the start of a table in row_start.
   __device__ int64_t first_row_start(int64_t table) const { return table * (int64_t{rows} + 1); }
-  // The index in row_start of the begin and end of a bin's range of a part, which PartitionKernel stores there. Only
-  // the bin's warp writes there in SortBinsKernel: the ends of its rows and, in the first bin, the start of the table.
+  // PartitionKernel stores the begin and the end of a bin's range of a part in row_start, from this index on. In
+  // SortBinsKernel, the bin's warp replaces them by the ends of its rows and, in the first bin, the table's start.
   __device__ int64_t range(int64_t table, int32_t part, int32_t bin) const {
     return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * part;
   }
@@ -132,8 +133,8 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
   for (int64_t block = blockIdx.x; block < shape.tables * shape.parts; block += gridDim.x) {
     const int64_t table = block / shape.parts;
     const int32_t part = int32_t(block % shape.parts);
-    const auto entries = tables[table];
-    constexpr int kEntries = decltype(entries)::kEntries;
+    const auto entries_of_table = tables[table];
+    constexpr int kEntries = decltype(entries_of_table)::kEntries;
     const int64_t first = shape.part_start(0, part) + int64_t{warp} * shape.warp_entries;
     const int32_t warp_entries =
         int32_t(first < shape.entries ? min(int64_t{shape.warp_entries}, shape.entries - first) : 0);
@@ -141,14 +142,14 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
     int32_t* const table_bins = bins + table * shape.entries;
     for (int32_t bin = Lane(); bin < shape.bins; bin += kWarp) next[warp][bin] = 0;
     __syncwarp();
-    for (int32_t step = 0; step < warp_entries; step += kWarp * kEntries) {
-      const int32_t i = step + Lane() * kEntries;
+    for (int32_t begin = 0; begin < warp_entries; begin += kWarp * kEntries) {
+      const int32_t i = begin + Lane() * kEntries;
       Vector<int32_t, kEntries> item_bins;
       for (int32_t& bin : item_bins.value) bin = -1;
       if (i < warp_entries) {
         const int32_t item = int32_t((first + i) / kEntries);
         int32_t item_rows[kEntries];
-        entries.FindRows(item, item_rows);
+        entries_of_table.FindRows(item, item_rows);
         for (int entry = 0; entry < kEntries; ++entry) item_bins.value[entry] = shape.bin(item_rows[entry]);
         // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
         reinterpret_cast<Vector<int32_t, kEntries>*>(table_bins)[item] = item_bins;
@@ -177,15 +178,15 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
     __syncthreads();
     int32_t* part_ids = ids + shape.part_start(table, part);
     constexpr int kLoads = 4;  // at once
-    for (int32_t step = Lane(); step - Lane() < warp_entries; step += kLoads * kWarp) {
+    for (int32_t lane_begin = Lane(); lane_begin - Lane() < warp_entries; lane_begin += kLoads * kWarp) {
       int32_t entry_bins[kLoads];
       for (int k = 0; k < kLoads; ++k) {
-        const int32_t i = step + k * kWarp;
+        const int32_t i = lane_begin + k * kWarp;
         entry_bins[k] = i < warp_entries ? table_bins[first + i] : -1;
       }
       for (int k = 0; k < kLoads; ++k) {
         const int32_t bin = entry_bins[k], place = TakeNext(next[warp], bin);
-        if (bin >= 0) part_ids[place] = int32_t(first + step + k * kWarp);
+        if (bin >= 0) part_ids[place] = int32_t(first + lane_begin + k * kWarp);
       }
     }
     __syncthreads();
@@ -196,9 +197,9 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
 template <typename Table>
 class BinEntries {
  public:
-  __device__ BinEntries(const Table& entries, const SortShape& shape, int64_t table, int32_t bin,
+  __device__ BinEntries(const Table& entries_of_table, const SortShape& shape, int64_t table, int32_t bin,
                         const int32_t* row_start, const int32_t* ids)
-      : entries_(entries), ids_(ids + table * shape.entries), first_row_(shape.first_row(bin)) {
+      : entries_of_table_(entries_of_table), ids_(ids + table * shape.entries), first_row_(shape.first_row(bin)) {
     int32_t first = 0, range_entries = 0;
     if (Lane() < shape.parts) {
       const int32_t* const range = row_start + shape.range(table, Lane(), bin);
@@ -213,7 +214,7 @@ class BinEntries {
     }
   }
 
-  __device__ auto value(const typename Table::Entry& entry) const { return entries_.value(entry); }
+  __device__ auto value(const typename Table::Entry& entry) const { return entries_of_table_.value(entry); }
 
   // Calls f(entry, row, index) with an entry in each lane, its row in the bin and its index in the bin. In lanes past
   // the last entry, the row is -1.
@@ -228,7 +229,7 @@ class BinEntries {
         is_passed = part + 1 < kWarp && next_start <= bounded;
         part += is_passed;
       } while (__any_sync(kWholeWarp, is_passed));
-      const auto entry = entries_(ids_[__shfl_sync(kWholeWarp, first_, part) + bounded]);
+      const auto entry = entries_of_table_(ids_[__shfl_sync(kWholeWarp, first_, part) + bounded]);
       f(entry, index < count ? entry.row - first_row_ : -1, index);
     }
   }
@@ -236,7 +237,7 @@ class BinEntries {
   int32_t count = 0, lower_entries = 0;  // of the bin; of all lower bins of the table
 
  private:
-  const Table& entries_;
+  const Table& entries_of_table_;
   const int32_t* const ids_;
   const int32_t first_row_;
   int32_t range_start_;  // where the lane's range begins in the bin
@@ -313,19 +314,19 @@ __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start
     const int32_t bin = int32_t(i % shape.bins), first_row = shape.first_row(bin);
     const int32_t rows = (bin + 1 < shape.bins ? shape.first_row(bin + 1) : shape.rows) - first_row;
     const auto entries_of_table = tables[table];
-    const BinEntries entries(entries_of_table, shape, table, bin, row_start, ids);
+    const BinEntries bin_entries(entries_of_table, shape, table, bin, row_start, ids);
     __syncwarp();  // the ranges have been read
     int32_t* const row_ends = row_start + shape.first_row_start(table) + first_row + 1;
     const int32_t table_start = is_row_start_global ? int32_t(table * shape.entries) : 0;  // as row_start counts
     if (bin == 0 && Lane() == 0) row_ends[-1] = table_start;
-    const int32_t bin_start = table_start + entries.lower_entries;
+    const int32_t bin_start = table_start + bin_entries.lower_entries;
     Value* const places = values + (is_row_start_global ? 0 : table * shape.entries);
     if (rows > kSharedRows) {
-      SortBin(entries, rows, bin_start, row_ends, row_ends, places);
-    } else if (entries.count > kStaged<Value>) {
-      SortBin(entries, rows, bin_start, own.next, row_ends, places);
+      SortBin(bin_entries, rows, bin_start, row_ends, row_ends, places);
+    } else if (bin_entries.count > kStaged<Value>) {
+      SortBin(bin_entries, rows, bin_start, own.next, row_ends, places);
     } else {
-      SortStagedBin(entries, rows, bin_start, own, row_ends, places);
+      SortStagedBin(bin_entries, rows, bin_start, own, row_ends, places);
     }
   }
 }

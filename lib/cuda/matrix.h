@@ -53,11 +53,12 @@ DCN_DEFINE_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 DCN_DEFINE_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef DCN_DEFINE_MMA
 
-// Loads 16 bytes of read-only global memory, or leaves `words` as they are if not `is_valid`. The load is predicated,
-// so that lanes do not take different branches. The asm is volatile to keep the compiler from moving the load: it must
-// be issued before the mma instructions that hide its latency, but not so early that more loads are in flight than
-// there are registers for.
-__device__ inline void load_global_if(bool is_valid, Vector<uint32_t, 4>& words, const void* address) {
+// Loads 16 bytes of read-only global memory, or returns zeros if not `is_valid`. The load is predicated, so that lanes
+// do not take different branches. The asm is volatile to keep the compiler from moving the load: it must be issued
+// before the mma instructions that hide its latency, but not so early that more loads are in flight than there are
+// registers for.
+__device__ inline Vector<uint32_t, 4> load_global_or_zeros(bool is_valid, const void* address) {
+  Vector<uint32_t, 4> words = {};
   asm volatile(
       "{\n"
       "  .reg .pred valid;\n"
@@ -66,11 +67,6 @@ __device__ inline void load_global_if(bool is_valid, Vector<uint32_t, 4>& words,
       "}"
       : "+r"(words.value[0]), "+r"(words.value[1]), "+r"(words.value[2]), "+r"(words.value[3])
       : "l"(address), "r"(uint32_t{is_valid}));
-}
-
-__device__ inline Vector<uint32_t, 4> load_global_or_zeros(bool is_valid, const void* address) {
-  Vector<uint32_t, 4> words = {};
-  load_global_if(is_valid, words, address);
   return words;
 }
 

@@ -43,22 +43,22 @@ struct AxisLocations {
 
 // The indices of a sample in the operands.
 struct SampleIndices {
-  int64_t image;    // of the tile
+  int64_t image;    // of the part
   int64_t sample;   // in `mask`, and in `offset` as pairs
   int64_t channel;  // the first of the offset group
   int64_t column;   // of that channel, in the columns
 };
 
-// The sizes and positions of a call's tile, which all operations need. A is the accumulator type.
+// The sizes and positions of a call's part, which all operations need. A is the accumulator type.
 template <typename A>
-struct TilePositions {
+struct PartPositions {
   Sizes sizes;
   int64_t group_channels;
   const A *offset, *mask;
   int64_t first_image, first_row, first_column, first_sample;
   std::vector<double> distance[2];  // of the taps from the first: vertical, horizontal; repeated for each offset group
 
-  TilePositions(const Sizes& sizes, const Positions& positions)
+  PartPositions(const Sizes& sizes, const Positions& positions)
       : sizes(sizes),
         group_channels(sizes.group_channels()),
         offset(static_cast<const A*>(positions.offset)),
@@ -77,7 +77,7 @@ struct TilePositions {
   DCN_INLINE A Mask(int64_t sample_index) const { return mask ? mask[sample_index] : A(1); }
 
   // Calls body(BilinearCorners, SampleIndices) for the samples of output pixels [begin, end) and offset groups
-  // [first, last]. The pixels of the tile are counted through all images.
+  // [first, last]. The pixels of the part are counted through all images.
   template <typename Body>
   DCN_INLINE void ForEachSample(int64_t begin, int64_t end, int64_t first, int64_t last, const Body& body) const {
     const Window& window = sizes.window;
@@ -122,10 +122,10 @@ struct CornerPixels {
   const T* address[4];
   A weight[4];
 
-  DCN_INLINE CornerPixels(const TilePositions<A>& tile, const BilinearCorners<A>& corners, const SampleIndices& indices,
+  DCN_INLINE CornerPixels(const PartPositions<A>& part, const BilinearCorners<A>& corners, const SampleIndices& indices,
                           const T* x, const T* zeros) {
-    const Sizes& sizes = tile.sizes;
-    x += (tile.first_image + indices.image) * sizes.height * sizes.width * sizes.channels + indices.channel;
+    const Sizes& sizes = part.sizes;
+    x += (part.first_image + indices.image) * sizes.height * sizes.width * sizes.channels + indices.channel;
     for (int corner = 0; corner < 4; ++corner) {
       const int64_t pixel = corners.pixel(corner, 0, sizes.width);
       address[corner] = corners.is_read(corner) ? x + pixel * sizes.channels : zeros;
@@ -158,8 +158,8 @@ struct CornerPixels {
   }
 };
 
-// Calls body(value of the type of x, TilePositions, zeros, begin, end) on ranges of the tile's pixels, each with about
-// kGrain elements of the columns. Together they cover the tile.
+// Calls body(value of the type of x, PartPositions, zeros, begin, end) on ranges of the part's pixels, each with about
+// kGrain elements of the columns. Together they cover the part.
 template <typename Body>
 void RunOnPixels(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const Body& body) {
   constexpr int64_t kGrain = 1 << 16;
@@ -168,44 +168,44 @@ void RunOnPixels(Device& device, DType dtype, const Sizes& sizes, const Position
   const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, sizes.taps() * sizes.channels));
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    const TilePositions<Accumulator<T>> tile(sizes, positions);
+    const PartPositions<Accumulator<T>> part(sizes, positions);
     const std::vector<T> zeros(sizes.group_channels(), T(0));
     device.ParallelFor((pixels + length - 1) / length, [&](int64_t i) {
-      body(tag, tile, zeros.data(), i * length, std::min(pixels, (i + 1) * length));
+      body(tag, part, zeros.data(), i * length, std::min(pixels, (i + 1) * length));
     });
   });
 }
 
 template <typename T>
-void SamplePixels(const TilePositions<Accumulator<T>>& tile, const T* x, const T* zeros, T* columns, int64_t begin,
+void SamplePixels(const PartPositions<Accumulator<T>>& part, const T* x, const T* zeros, T* columns, int64_t begin,
                   int64_t end) {
   const auto sample = [&](const BilinearCorners<Accumulator<T>>& corners, const SampleIndices& indices) DCN_INLINED {
-    const CornerPixels<T> pixels(tile, corners, indices, x, zeros);
-    pixels.Blend(tile.Mask(indices.sample), tile.group_channels, columns + indices.column);
+    const CornerPixels<T> pixels(part, corners, indices, x, zeros);
+    pixels.Blend(part.Mask(indices.sample), part.group_channels, columns + indices.column);
   };
-  tile.ForEachSample(begin, end, 0, tile.sizes.offset_groups - 1, sample);
+  part.ForEachSample(begin, end, 0, part.sizes.offset_groups - 1, sample);
 }
 
 template <typename T>
-void SampleTangentsOfPixels(const TilePositions<Accumulator<T>>& tile, const Tangents& tangents, const T* x,
+void SampleTangentsOfPixels(const PartPositions<Accumulator<T>>& part, const Tangents& tangents, const T* x,
                             const T* zeros, bool columns_requested, T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const T* const d_x = static_cast<const T*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
   const A* const d_mask = static_cast<const A*>(tangents.mask);
-  const int64_t parts = columns_requested ? 2 : 1;
+  const int64_t arrays = columns_requested ? 2 : 1;
   const auto sample = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
-    const CornerPixels<T> pixels(tile, corners, indices, x, zeros);
-    const CornerPixels<T> pixel_tangents(tile, corners, indices, d_x ? d_x : x, zeros);
-    const A mask = tile.Mask(indices.sample), mask_tangent = d_mask ? d_mask[indices.sample] : A(0);
+    const CornerPixels<T> pixels(part, corners, indices, x, zeros);
+    const CornerPixels<T> pixel_tangents(part, corners, indices, d_x ? d_x : x, zeros);
+    const A mask = part.Mask(indices.sample), mask_tangent = d_mask ? d_mask[indices.sample] : A(0);
     A weight_tangent[4];
     for (int corner = 0; d_offset && corner < 4; ++corner) {
       weight_tangent[corner] =
           corners.weight_tangent(corner, d_offset[2 * indices.sample], d_offset[2 * indices.sample + 1]);
     }
-    T* const out = columns + parts * (indices.column - indices.channel) + indices.channel;
+    T* const out = columns + arrays * (indices.column - indices.channel) + indices.channel;
     // A tangent that is zero has no term, which would be NaN for an infinite factor.
-    ForEachVector<kDotLanes>(tile.group_channels, [&](int64_t c, int count) DCN_INLINED {
+    ForEachVector<kDotLanes>(part.group_channels, [&](int64_t c, int count) DCN_INLINED {
       Channels<A> value = {}, tangent = {};
       for (int corner = 0; corner < 4; ++corner) {
         const Channels<A> pixel = pixels.At(corner, c, count);
@@ -217,23 +217,23 @@ void SampleTangentsOfPixels(const TilePositions<Accumulator<T>>& tile, const Tan
       if (d_mask) tangent += mask_tangent * value;
       Store<kDotLanes>(tangent, out + c, count);
       if (!columns_requested) return;
-      Store<kDotLanes>(value * mask, out + tile.sizes.channels + c, count);
+      Store<kDotLanes>(value * mask, out + part.sizes.channels + c, count);
     });
   };
-  tile.ForEachSample(begin, end, 0, tile.sizes.offset_groups - 1, sample);
+  part.ForEachSample(begin, end, 0, part.sizes.offset_groups - 1, sample);
 }
 
 template <typename T>
-void OffsetCotangentOfPixels(const TilePositions<Accumulator<T>>& tile, const T* x, const T* zeros,
+void OffsetCotangentOfPixels(const PartPositions<Accumulator<T>>& part, const T* x, const T* zeros,
                              const Accumulator<T>* d_columns, Accumulator<T>* d_offset, Accumulator<T>* d_mask,
                              T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const auto differentiate = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
-    const CornerPixels<T> pixels(tile, corners, indices, x, zeros);
-    const A mask = tile.Mask(indices.sample);
-    if (columns) pixels.Blend(mask, tile.group_channels, columns + indices.column);
+    const CornerPixels<T> pixels(part, corners, indices, x, zeros);
+    const A mask = part.Mask(indices.sample);
+    if (columns) pixels.Blend(mask, part.group_channels, columns + indices.column);
     A dot[4];
-    pixels.Dot(d_columns + indices.column, tile.group_channels, dot);
+    pixels.Dot(d_columns + indices.column, part.group_channels, dot);
     const PositionCotangents<A> cotangents = CotangentsOfPosition(corners, dot, mask);
     if (d_offset) {
       d_offset[2 * indices.sample] = cotangents.y;
@@ -241,30 +241,30 @@ void OffsetCotangentOfPixels(const TilePositions<Accumulator<T>>& tile, const T*
     }
     if (d_mask) d_mask[indices.sample] = cotangents.mask;
   };
-  tile.ForEachSample(begin, end, 0, tile.sizes.offset_groups - 1, differentiate);
+  part.ForEachSample(begin, end, 0, part.sizes.offset_groups - 1, differentiate);
 }
 
 // Scatters the cotangents of an image's samples to channels [first, end) of d_x.
 template <typename A>
-void ScatterSamples(const TilePositions<A>& tile, const A* d_columns, A* d_x, int64_t image, int64_t first,
+void ScatterSamples(const PartPositions<A>& part, const A* d_columns, A* d_x, int64_t image, int64_t first,
                     int64_t end) {
-  const Sizes& sizes = tile.sizes;
+  const Sizes& sizes = part.sizes;
   const int64_t pixels = sizes.rows * sizes.columns;
-  d_x += (tile.first_image + image) * sizes.height * sizes.width * sizes.channels;
+  d_x += (part.first_image + image) * sizes.height * sizes.width * sizes.channels;
   const auto scatter = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
     const int64_t channel = std::max(first, indices.channel);
-    const int64_t channels = std::min(end, indices.channel + tile.group_channels) - channel;
+    const int64_t channels = std::min(end, indices.channel + part.group_channels) - channel;
     const A* d = d_columns + indices.column + channel - indices.channel;
     for (int corner = 0; corner < 4; ++corner) {
       if (!corners.is_read(corner)) continue;
-      const A weight = corners.weight(corner) * tile.Mask(indices.sample);
+      const A weight = corners.weight(corner) * part.Mask(indices.sample);
       A* out = d_x + corners.pixel(corner, 0, sizes.width) * sizes.channels + channel;
       ForEachVector<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
         Store<kDotLanes>(Load<kDotLanes>(out + c, count) + weight * Load<kDotLanes>(d + c, count), out + c, count);
       });
     }
   };
-  tile.ForEachSample(image * pixels, (image + 1) * pixels, first / tile.group_channels, (end - 1) / tile.group_channels,
+  part.ForEachSample(image * pixels, (image + 1) * pixels, first / part.group_channels, (end - 1) / part.group_channels,
                      scatter);
 }
 
@@ -272,18 +272,18 @@ void ScatterSamples(const TilePositions<A>& tile, const A* d_columns, A* d_x, in
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
-  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& tile, const auto* zeros, auto... range) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& part, const auto* zeros, auto... range) {
     using T = decltype(tag);
-    SamplePixels(tile, static_cast<const T*>(x), zeros, static_cast<T*>(columns), range...);
+    SamplePixels(part, static_cast<const T*>(x), zeros, static_cast<T*>(columns), range...);
   });
   return nullptr;
 }
 
 const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
-  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& tile, const auto* zeros, auto... range) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& part, const auto* zeros, auto... range) {
     using T = decltype(tag);
-    SampleTangentsOfPixels(tile, tangents, static_cast<const T*>(x), zeros, columns_requested, static_cast<T*>(columns),
+    SampleTangentsOfPixels(part, tangents, static_cast<const T*>(x), zeros, columns_requested, static_cast<T*>(columns),
                            range...);
   });
   return nullptr;
@@ -291,10 +291,10 @@ const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, cons
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask, void* columns) {
-  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& tile, const auto* zeros, auto... range) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& part, const auto* zeros, auto... range) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    OffsetCotangentOfPixels(tile, static_cast<const T*>(x), zeros, static_cast<const A*>(d_columns),
+    OffsetCotangentOfPixels(part, static_cast<const T*>(x), zeros, static_cast<const A*>(d_columns),
                             static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<T*>(columns), range...);
   });
   return nullptr;
@@ -311,10 +311,10 @@ const char* XCotangent(Device& device, DType dtype, const Sizes& sizes, const Po
   const int64_t slices = (sizes.channels + width - 1) / width;
   DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
-    const TilePositions<A> tile(sizes, positions);
+    const PartPositions<A> part(sizes, positions);
     device.ParallelFor(sizes.images * slices, [&](int64_t i) {
       const int64_t first = i % slices * width;
-      ScatterSamples(tile, static_cast<const A*>(d_columns), static_cast<A*>(d_x), i / slices, first,
+      ScatterSamples(part, static_cast<const A*>(d_columns), static_cast<A*>(d_x), i / slices, first,
                      std::min(first + width, sizes.channels));
     });
   });

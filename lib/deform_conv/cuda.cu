@@ -84,19 +84,19 @@ __global__ void __launch_bounds__(kThreads, 4) SampleColumnsKernel(SampleRounds 
   }
 }
 
-// The corner whose pixel is read for a corner, and its part of the weight.
+// The corner whose pixel is read for a corner, and the factor of its weight.
 template <typename A>
 struct CornerShare {
   int corner;
-  A part;
+  A factor;
 
-  __device__ CornerShare(const BilinearCorners<A>& corners, int number) : part(1) {
+  __device__ CornerShare(const BilinearCorners<A>& corners, int number) : factor(1) {
     const bool misses_row = (corners.y.pixel[0] | corners.y.pixel[1]) < 0;
     const bool misses_column = (corners.x.pixel[0] | corners.x.pixel[1]) < 0;
     const int row = misses_row ? corners.y.pixel[0] < 0 : number / 2;
     const int column = misses_column ? corners.x.pixel[0] < 0 : number % 2;
-    if (misses_row) part *= A(0.5);
-    if (misses_column) part *= A(0.5);
+    if (misses_row) factor *= A(0.5);
+    if (misses_column) factor *= A(0.5);
     corner = 2 * row + column;
   }
 };
@@ -116,7 +116,7 @@ __device__ Vector<A, 4> WeightTangents(const Positions& positions, int64_t sampl
     }
     if (d_mask)
       tangent += d_mask[sample_index] * (corners.is_inside() ? corners.weight(share.corner) : corners.unread_value());
-    tangent *= share.part;
+    tangent *= share.factor;
   }
   return tangents;
 }

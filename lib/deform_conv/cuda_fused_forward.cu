@@ -46,16 +46,20 @@ struct ForwardTile : ForwardShape<kFeatures, kWarps> {
 template <int kFeatures>
 constexpr int kCornerTaps = kFeatures == 256 ? 9 : 5;
 
-// A tile of pixels has kStripRows rows, where the image is large enough (see pixel_strips.h). Samples are located row
-// by row, because the offsets of neighbours in a row are adjacent in memory.
+// A tile of pixels has kStripRows rows, where the image is large enough (see cuda_pixel_strips.h). Its pixels are
+// numbered column by column. Samples are located row by row, because the offsets of neighbours in a row are adjacent in
+// memory.
 constexpr int kTileColumns = kTilePixels / kStripRows;
 __device__ constexpr int row_by_row(int pixel) { return pixel % kStripRows * kTileColumns + pixel / kStripRows; }
+__device__ constexpr int column_by_column(int place) {
+  return place % kTileColumns * kStripRows + place / kTileColumns;
+}
 
 // The parameters of a call. Kernel parameters take no registers.
 struct ForwardCall {
   Sizes sizes;
   Positions positions;
-  CornerSteps steps;  // in x
+  CornerDistances distances;  // in x
   int32_t group_channels, offset_group_channels;
   int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
   int32_t features, group_features, groups;
@@ -98,9 +102,9 @@ struct ForwardShared {
 
 // The K loop of a block, which runs over taps × channels of a feature group, slice by slice. The outer loop is over the
 // offset groups; then come rounds of up to `corner_taps` taps, whose corners are stored at once; then, for these taps,
-// runs of up to kSliceVectors vectors of channels. A run's vectors, tap by tap, are cut into slices. An object follows
-// one of the kSliceVectors vectors of the slices.
-template <int kVectorSize>
+// runs of up to kSliceVectors vectors of channels. A run's vectors, tap by tap, are cut into slices. An object
+// iterates over the slices, and has the tap and the channels of the vector that a thread loads of each.
+template <int kElements>
 class KSlices {
  public:
   __device__ KSlices(const ForwardCall& call, const ForwardBlockTile& block_tile, int32_t vector)
@@ -119,7 +123,7 @@ class KSlices {
   // The last slice of a run may not have the vector.
   __device__ bool has_vector() const { return tap_ < num_taps(); }
   __device__ int32_t tap() const { return tap_; }  // of the vector, counted from first_tap()
-  __device__ int32_t channel() const { return channel_ + run_vector_ * kVectorSize; }
+  __device__ int32_t channel() const { return channel_ + run_vector_ * kElements; }
   __device__ int32_t channel_in_group() const { return channel() - group_start(); }
 
   // Moves to the next slice. Returns whether that needs other corners.
@@ -134,11 +138,11 @@ class KSlices {
       return false;
     }
     const int32_t end = offset_group_end();
-    channel_ += run_vectors_ * kVectorSize;
+    channel_ += run_vectors_ * kElements;
     const bool needs_corners = channel_ == end;
     if (needs_corners) {
       first_tap_ += call_.corner_taps;
-      if (first_tap_ < call_.taps) {
+      if (first_tap_ < call_.taps) {  // the next round of taps has the channels of the offset group again
         channel_ = (end - 1) / call_.offset_group_channels * call_.offset_group_channels;
         if (channel_ < group_start()) channel_ = group_start();
       } else {
@@ -159,7 +163,7 @@ class KSlices {
   }
 
   __device__ void StartRun() {
-    const int32_t left = (offset_group_end() - channel_) / kVectorSize;
+    const int32_t left = (offset_group_end() - channel_) / kElements;
     run_vectors_ = left < kSliceVectors ? left : kSliceVectors;
     slices_left_ = (num_taps() * run_vectors_ + kSliceVectors - 1) / kSliceVectors;
     tap_ = vector_ / run_vectors_;
@@ -168,22 +172,22 @@ class KSlices {
 
   const ForwardCall& call_;
   const int32_t& end_;  // of the feature group's channels; in shared memory
-  int32_t vector_;      // the number in the slice of the vector that is followed
+  int32_t vector_;      // the index in a slice of the thread's vector
   int32_t channel_;     // the first of the current run
   int32_t first_tap_ = 0;
   int32_t run_vectors_;       // vectors of channels of the current run
   int32_t slices_left_;       // of the run, with the current one
-  int32_t tap_, run_vector_;  // of the vector that is followed
+  int32_t tap_, run_vector_;  // of the thread's vector
 };
 
-// What a thread does for a block's tile.
+// Computes a thread's share of a block's tile.
 template <typename T, int kFeatures, int kWarps>
 class ForwardThread {
  public:
   using Tile = ForwardTile<kFeatures, kWarps>;
   using Shared = ForwardShared<kFeatures>;
   using Accumulators = WarpTile<T, Tile>;
-  using Slices = KSlices<kVectorSize<T>>;
+  using Slices = KSlices<kVectorElements<T>>;
   using Loads = CornerLoads<T>;
 
   __device__ ForwardThread(const ForwardCall& call, const T* x, const T* weight)
@@ -208,42 +212,42 @@ class ForwardThread {
 
   // Stores the corners of the samples at the taps of a round.
   __device__ void StoreCorners(const Slices& slices) {
-    constexpr int kRounds = (kTilePixels * kCornerTaps<kFeatures> + Tile::kThreads - 1) / Tile::kThreads;
+    constexpr int kTurns = (kTilePixels * kCornerTaps<kFeatures> + Tile::kThreads - 1) / Tile::kThreads;
     const int taps = slices.num_taps();
-    int place[kRounds], tap[kRounds];
-    bool is_valid[kRounds];
-    SampleOperands<float> operands[kRounds];  // all are loaded before the first one is used
+    int place[kTurns], tap[kTurns];
+    bool is_valid[kTurns];
+    SampleOperands<float> operands[kTurns];  // all are loaded before the first one is used
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int i = thread_ + round * Tile::kThreads;
-      place[round] = i / taps, tap[round] = i % taps;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int i = thread_ + turn * Tile::kThreads;
+      place[turn] = i / taps, tap[turn] = i % taps;
       if (i >= kTilePixels * taps) continue;
-      const int64_t p = shared_.pixels[place[round] % kTileColumns * kStripRows + place[round] / kTileColumns];
-      is_valid[round] = p >= 0;
-      const int32_t kernel_tap = slices.first_tap() + tap[round];
-      const int64_t sample_index = SampleIndex(call_.sizes, is_valid[round] ? p : 0, slices.offset_group(), kernel_tap);
-      operands[round] = SampleOperands<float>(call_.positions, sample_index);
+      const int64_t p = shared_.pixels[column_by_column(place[turn])];
+      is_valid[turn] = p >= 0;
+      const int32_t kernel_tap = slices.first_tap() + tap[turn];
+      const int64_t sample_index = SampleIndex(call_.sizes, is_valid[turn] ? p : 0, slices.offset_group(), kernel_tap);
+      operands[turn] = SampleOperands<float>(call_.positions, sample_index);
     }
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      if (thread_ + round * Tile::kThreads >= kTilePixels * taps) continue;
-      shared_.corners[place[round] * kCornerTaps<kFeatures> + tap[round]] =
-          is_valid[round] ? FindCorners(call_.sizes, shared_.sampled[place[round]], operands[round],
-                                        slices.first_tap() + tap[round])
-                          : NoCorners();
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (thread_ + turn * Tile::kThreads >= kTilePixels * taps) continue;
+      shared_.corners[place[turn] * kCornerTaps<kFeatures> + tap[turn]] =
+          is_valid[turn]
+              ? FindCorners(call_.sizes, shared_.sampled[place[turn]], operands[turn], slices.first_tap() + tap[turn])
+              : NoCorners();
     }
     __syncthreads();
   }
 
   // Rows past the last feature get the weight of the last one. The columns that they make are not stored.
   __device__ void LoadWeight(const Slices& slices, int stage) {
-    const T* first = weight_ + int64_t{tile().weight_row} * call_.weight_row_vectors * kVectorSize<T> +
+    const T* first = weight_ + int64_t{tile().weight_row} * call_.weight_row_vectors * kVectorElements<T> +
                      int64_t{slices.first_tap() + slices.tap()} * call_.group_channels + slices.channel_in_group();
-    const uint32_t last = uint32_t(tile().last_row) * kVectorBytes;
+    const uint32_t last = uint32_t(tile().last_row) * kGemmVectorBytes;
 #pragma unroll
     for (int i = 0; i < kFeatures / Tile::kRowsPerLoad; ++i) {
       // Multiplied by the vector size before the product with the row size, which then takes one instruction.
-      const uint32_t feature = (permuted_column(row_) + permuted_column(i * Tile::kRowsPerLoad)) * kVectorBytes;
+      const uint32_t feature = (permuted_column(row_) + permuted_column(i * Tile::kRowsPerLoad)) * kGemmVectorBytes;
       copy_async(
           &shared_.stages[stage].weight[InStage(i)],
           reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call_.weight_row_vectors,
@@ -286,7 +290,7 @@ class ForwardThread {
   // Stores the sums, rounded to Out, in the widest vectors that the features of a group consist of.
   template <typename Out>
   __device__ void Store(const Accumulators& sums, const float* __restrict__ bias, Out* y) const {
-    constexpr int kWidest = kVectorBytes / sizeof(Out);
+    constexpr int kWidest = kGemmVectorBytes / sizeof(Out);
     if (call_.group_features % kWidest == 0) {
       StoreVectors<kWidest>(sums, bias, y);
     } else {
@@ -303,7 +307,7 @@ class ForwardThread {
   __device__ Loads LoadCorners(const Slices& slices, int i) const {
     const int tap = slices.has_vector() ? slices.tap() : 0;
     const int sample = (row_by_row(row_) + row_by_row(i * Tile::kRowsPerLoad)) * kCornerTaps<kFeatures> + tap;
-    return Loads(shared_.corners[sample], x_ + slices.channel(), call_.steps, slices.has_vector());
+    return Loads(shared_.corners[sample], x_ + slices.channel(), call_.distances, slices.has_vector());
   }
 
   __device__ void StoreSamples(int stage, int i, const Loads& loads, int zero_dependency) {
@@ -384,19 +388,14 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
   constexpr size_t kSharedBytes = sizeof(ForwardShared<kFeatures>);
   constexpr size_t kCarveOut = (kFeatures == 256 ? 132 : kFeatures == 128 ? 164 : 196) << 10;  // of an H100's 256 KiB
   static_assert(kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOut);
-  if constexpr (kFeatures == 256 || kWarps == 4) {
-    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kResidentBlocks, kWarps));
-    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kResidentBlocks, kWarps));
-  } else {
-    static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kResidentBlocks, kWarps));
-  }
+  CheckResidentBlocks<Tile, kWarps, kSharedBytes>();
 
   const Sizes& sizes = convolution.sizes;
   const Product& product = convolution.product;
   ForwardCall call = {};
   call.sizes = sizes;
   call.positions = convolution.positions;
-  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
+  call.distances = CornerDistances(sizes, sizes.channels * int64_t{sizeof(T)});
   call.group_channels = int32_t(convolution.group_channels());
   call.offset_group_channels = int32_t(sizes.group_channels());
   call.taps = sizes.taps();
@@ -406,7 +405,7 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
   call.group_features = int32_t(product.group_features());
   call.groups = int32_t(product.groups);
   call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
-  call.weight_row_vectors = uint32_t(call.taps) * uint32_t(call.group_channels / kVectorSize<T>);
+  call.weight_row_vectors = uint32_t(call.taps) * uint32_t(call.group_channels / kVectorElements<T>);
   call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
   call.is_y_float = is_y_float;
   return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(

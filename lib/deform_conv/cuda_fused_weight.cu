@@ -25,7 +25,7 @@ namespace dcn {
 namespace {
 
 constexpr int kSlicePixels = 16 * kSliceSteps;  // an mma takes 16 pixels
-constexpr int kTileVectors = FusedLimits::kWeightTile / kVectorSize<__half>;
+constexpr int kTileVectors = FusedLimits::kWeightTile / kVectorElements<__half>;
 constexpr int kLineVectors = 8;  // 128 bytes, a line of the L1 cache
 
 // Two blocks are resident per SM, so that one can multiply while the other loads. In tiles of 128 features, a block has
@@ -50,7 +50,7 @@ struct WeightCall {
   int64_t pixel_samples;          // of all offset groups
   int32_t pixels, rows, columns;  // output size; `pixels` counts all images
   int32_t split_pixels;           // of a split; the last may have fewer
-  CornerSteps steps;              // in x
+  CornerDistances distances;      // in x
   int32_t d_y_pixel_bytes;
   int32_t taps, features, group_features, groups, group_channels, offset_group_channels;
   int32_t segment_vectors;              // of a channel segment, see SegmentChannels
@@ -63,15 +63,15 @@ struct WeightCall {
   __device__ ChannelVector ChannelVectorAt(int32_t i) const {
     const int32_t sample = i / segment_vectors;
     const int32_t channel_vector = sample / taps * segment_vectors + i % segment_vectors;
-    return {sample, sample % taps, channel_vector * kVectorSize<__half>};
+    return {sample, sample % taps, channel_vector * kVectorElements<__half>};
   }
 };
 
 struct WeightBlockTile {
   int32_t first_vector, vectors;
-  int32_t first_sample, samples;  // of a pixel in the feature group
-  int64_t first_pixel_sample;     // the index of first_sample among the samples of a pixel
-  int32_t first_channel;          // of the feature group
+  int32_t first_sample, num_samples;  // of a pixel in the feature group
+  int64_t first_pixel_sample;         // the index of first_sample among the samples of a pixel
+  int32_t first_channel;              // of the feature group
   int32_t first_feature, features;
   int32_t first_pixel, pixels;
   int64_t first_row;  // of partial_sums, for the split
@@ -88,7 +88,7 @@ struct WeightBlockTile {
     const int32_t vectors_left = call.group_vectors - first_vector;
     vectors = vectors_left < call.tile_vectors ? vectors_left : call.tile_vectors;
     first_sample = call.ChannelVectorAt(first_vector).sample;
-    samples = call.ChannelVectorAt(first_vector + vectors - 1).sample - first_sample + 1;
+    num_samples = call.ChannelVectorAt(first_vector + vectors - 1).sample - first_sample + 1;
     first_channel = group * call.group_channels;
     first_pixel_sample = int64_t{first_channel / call.offset_group_channels} * call.taps + first_sample;
     first_feature = group * call.group_features + feature_in_group;
@@ -109,20 +109,22 @@ template <int kFeatures, int kTileSamples>
 struct WeightShared {
   using Tile = WeightTile<kFeatures, 8>;
   static constexpr int kTables = kCornerTables<kTileSamples>;
+  // The cotangent of slice k is copied while slice k + kTables is located, and the corners between them are found.
+  static constexpr int kLocatedSlices = kTables + 1;
 
   struct {
     uint4 samples[Tile::kVectorsOfA], cotangent[Tile::kVectorsOfB];
   } stages[kStages];
   Corners corners[kTables][kSlicePixels * kTileSamples];
-  int32_t pixels[kTables + 1][kSlicePixels];  // of the output; -1 past the end of the split
+  int32_t pixels[kLocatedSlices][kSlicePixels];  // of the output; -1 past the end of the split
   SampledPixel sampled[kTables][kSlicePixels];
   Vector<int32_t, 2> distance[kTileSamples];  // of each sample's tap from the first
   int64_t rows[kTileVectors];                 // of partial_sums, the first of each vector; -1 past the end
   WeightBlockTile block_tile;                 // in shared memory, because the accumulators need the registers
 };
 
-// What a thread does for a block's tile. A slice is kSlicePixels pixels. In a pass over a slice, a thread samples two
-// vectors of a pixel, so that eight threads read a whole line of the L1 cache.
+// Computes a thread's share of a block's tile. A slice is kSlicePixels pixels. In a pass over a slice, a thread samples
+// two vectors of a pixel, so that eight threads read a whole line of the L1 cache.
 template <typename T, int kFeatures, int kWarps, int kTileSamples>
 class WeightThread {
  public:
@@ -140,7 +142,7 @@ class WeightThread {
   __device__ void StartTile(int64_t block, const T* x, const T* d_y) {
     if (thread_ == 0) shared_.block_tile = WeightBlockTile(call_, block, kFeatures);
     __syncthreads();
-    if (thread_ < tile().samples) {
+    if (thread_ < tile().num_samples) {
       const int32_t tap = (tile().first_sample + thread_) % call_.taps;
       shared_.distance[thread_] = {
           {int32_t(call_.sizes.window.distance(0, tap)), int32_t(call_.sizes.window.distance(1, tap))}};
@@ -151,8 +153,8 @@ class WeightThread {
                                   ? tile().first_row + int64_t{vector.tap} * call_.group_channels + vector.channel
                                   : -1;
     }
-    d_y_ = uintptr_t(d_y + tile().first_feature + vector_ * kVectorSize<T>);
-    d_y_vectors_ = tile().features / kVectorSize<T>;
+    d_y_ = uintptr_t(d_y + tile().first_feature + vector_ * kVectorElements<T>);
+    d_y_vectors_ = tile().features / kVectorElements<T>;
     for (int k = 0; k < 2; ++k) {
       const int in_tile = vector_ + k * kLineVectors;
       const bool is_valid = in_tile < tile().vectors;
@@ -178,7 +180,7 @@ class WeightThread {
   __device__ void StoreCorners(int32_t slice) {
     for (int i = thread_; i < kSlicePixels << sample_bits_; i += Tile::kThreads) {
       const int sample = i & ((1 << sample_bits_) - 1);
-      if (sample >= tile().samples) continue;
+      if (sample >= tile().num_samples) continue;
       const int pixel = i >> sample_bits_;
       const int64_t p = shared_.pixels[slice % kLocatedSlices][pixel];
       Corners corners = NoCorners();
@@ -198,7 +200,7 @@ class WeightThread {
       const int64_t p = shared_.pixels[slice % kLocatedSlices][row_ + i * kPassRows];
       for (int k = 0; k < kCotangentVectors; k += kLineVectors) {
         const bool is_valid = p >= 0 && vector_ + k < d_y_vectors_;
-        const auto* from = reinterpret_cast<const void*>(d_y_ + p * call_.d_y_pixel_bytes + k * kVectorBytes);
+        const auto* from = reinterpret_cast<const void*>(d_y_ + p * call_.d_y_pixel_bytes + k * kGemmVectorBytes);
         copy_async(to + i * kPassRows * kCotangentVectors + k, from, !is_valid);
       }
     }
@@ -213,9 +215,10 @@ class WeightThread {
       const auto multiply_and_store = [&](const Loads& first, const Loads& second) {
         if (slice > 0) {
 #pragma unroll
-          for (int step = 0; step < kPassSteps; ++step) Multiply(slice - 1, pass * kPassSteps + step, sums);
+          for (int step = 0; step < kPassSteps; ++step) MultiplyStep(slice - 1, pass * kPassSteps + step, sums);
         }
         const int zero = sums.ZeroAfterProducts(call_.zero, Tile::kFragmentsN - 1, 1);
+        // In a tile of one sample, `second` is `first`, which has loaded both vectors.
         const uint4 samples[] = {first.Blend(zero), second.Blend(zero, kHasOneSample ? 1 : 0)};
         for (int k = 0; k < 2; ++k) to[pass * kPassRows * kTileVectors + k * kLineVectors] = samples[k];
       };
@@ -228,45 +231,45 @@ class WeightThread {
     }
   }
 
-  // Multiplies the last slice.
-  __device__ void Multiply(int32_t slice, Accumulators& sums) {
+  // Multiplies the last slice, if there is one. A split without pixels has none, and passes -1.
+  __device__ void MultiplySlice(int32_t slice, Accumulators& sums) {
     __syncwarp();
 #pragma unroll
-    for (int step = 0; step < kSliceSteps && slice >= 0; ++step) Multiply(slice, step, sums);
+    for (int step = 0; step < kSliceSteps && slice >= 0; ++step) MultiplyStep(slice, step, sums);
   }
 
   __device__ void Store(const Accumulators& sums, float* partial_sums) const {
     sums.ForEachPair(tile().first_feature, [&](int tile_row, int32_t feature, float first, float second) {
-      const int64_t first_row = shared_.rows[tile_row / kVectorSize<T>];
+      const int64_t first_row = shared_.rows[tile_row / kVectorElements<T>];
       if (first_row < 0 || feature >= tile().first_feature + tile().features) return;
-      const int64_t partial_row = first_row + tile_row % kVectorSize<T>;
+      const int64_t partial_row = first_row + tile_row % kVectorElements<T>;
       AsVector<2>(partial_sums + partial_row * call_.features + feature) = {{first, second}};
     });
   }
 
  private:
   static constexpr bool kHasOneSample = kTileSamples == 1;
-  static constexpr int kLocatedSlices = kTables + 1;
-  static constexpr int kCotangentVectors = kFeatures / kVectorSize<T>;  // of a pixel
+  static constexpr int kLocatedSlices = Shared::kLocatedSlices;
+  static constexpr int kCotangentVectors = kFeatures / kVectorElements<T>;  // of a pixel
   static constexpr int kPassRows = Tile::kThreads / kLineVectors, kPasses = kSlicePixels / kPassRows;
   static constexpr int kPassSteps = kSliceSteps / kPasses;
-  static_assert(Tile::kM == kTileVectors * kVectorSize<T> && kTileVectors == 2 * kLineVectors);
+  static_assert(Tile::kM == kTileVectors * kVectorElements<T> && kTileVectors == 2 * kLineVectors);
   static_assert(kSlicePixels * kTileVectors == Tile::kVectorsOfA &&
                 kSlicePixels * kCotangentVectors == Tile::kVectorsOfB);
   static_assert(kPassRows % 8 == 0, "the vectors of a thread must have one swizzle in all rows");
   static_assert(kPasses * kPassSteps == kSliceSteps, "each pass must have the same number of mma steps");
 
-  using Loads = CornerLoads<T, kHasOneSample ? 2 : 1, kLineVectors * kVectorBytes>;
+  using Loads = CornerLoads<T, kHasOneSample ? 2 : 1, kLineVectors * kGemmVectorBytes>;
 
   __device__ const WeightBlockTile& tile() const { return shared_.block_tile; }
 
   // The corners of the first or second vector of the thread in a pass; in a tile of one sample, those of both vectors.
   __device__ Loads LoadCorners(int32_t slice, int pass, int k) const {
     return Loads(shared_.corners[slice % kTables][corners_[k] + (pass * kPassRows << sample_bits_)], channels_[k],
-                 call_.steps, kHasOneSample || channels_[k] != nullptr);
+                 call_.distances, kHasOneSample || channels_[k] != nullptr);
   }
 
-  __device__ void Multiply(int32_t slice, int step, Accumulators& sums) const {
+  __device__ void MultiplyStep(int32_t slice, int step, Accumulators& sums) const {
     typename Accumulators::FragmentsOfA a;
     sums.LoadA(shared_.stages[slice % kStages].samples, step, a);
     sums.MultiplyColumns(shared_.stages[slice % kStages].cotangent, step, a, 0, Tile::kFragmentsN);
@@ -303,12 +306,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, WeightTile<kFeatures, kWarps>::
       thread.CopyCotangent(slice);
       thread.LocatePixels(slice + kTables);
       thread.SampleAndMultiply(slice, sums);
-      if constexpr (kTables == 1) __syncthreads();
+      if constexpr (kTables == 1) __syncthreads();  // all have read the corners that are replaced
       thread.StoreCorners(slice + 1);
       wait_async_copies();
       __syncthreads();
     }
-    thread.Multiply(slices - 1, sums);
+    thread.MultiplySlice(slices - 1, sums);
     thread.Store(sums, partial_sums);
     __syncthreads();
   }
@@ -321,24 +324,12 @@ int32_t MostSamples(int32_t segment_vectors, int32_t tile_vectors, int32_t group
   return std::min((first + tile_vectors - 1) / segment_vectors + 1, group_samples);
 }
 
-// Checks that an A100 has shared memory for the resident blocks, and that other GPUs have for as many as the tile is
-// for.
-template <typename Tile, size_t kSharedBytes>
-constexpr void CheckResidentBlocks() {
-  constexpr int kBlocks = Tile::kResidentBlocks;
-  static_assert(kBlocks * (kSharedBytes + kReservedSharedBytes) <= kSmSharedBytesSm80);
-  if constexpr (Tile::kWarps == 8) static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kBlocks, Tile::kWarps));
-  if constexpr (kBlocks > 1) {
-    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kBlocks, Tile::kWarps));
-    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kBlocks, Tile::kWarps));
-  }
-}
-
 template <typename T, typename Tile, int kTileSamples>
 const char* LaunchWeightCotangent(const Device& device, const Convolution& convolution, int64_t num_splits,
                                   const void* x, const void* d_y, float* partial_sums) {
   constexpr size_t kSharedBytes = sizeof(WeightShared<Tile::kN, kTileSamples>);
-  CheckResidentBlocks<Tile, kSharedBytes>();
+  static_assert(Tile::kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kSmSharedBytesSm80);
+  CheckResidentBlocks<Tile, Tile::kWarps, kSharedBytes>();
   const Sizes& sizes = convolution.sizes;
   const Product& product = convolution.product;
   WeightCall call = {};
@@ -348,7 +339,7 @@ const char* LaunchWeightCotangent(const Device& device, const Convolution& convo
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
-  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
+  call.distances = CornerDistances(sizes, sizes.channels * int64_t{sizeof(T)});
   call.d_y_pixel_bytes = int32_t(product.features * sizeof(T));
   call.taps = sizes.taps();
   call.features = int32_t(product.features);
@@ -356,12 +347,12 @@ const char* LaunchWeightCotangent(const Device& device, const Convolution& convo
   call.groups = int32_t(product.groups);
   call.group_channels = int32_t(convolution.group_channels());
   call.offset_group_channels = int32_t(sizes.group_channels());
-  call.segment_vectors = int32_t(SegmentChannels(convolution) / kVectorSize<T>);
-  call.group_vectors = call.taps * (call.group_channels / kVectorSize<T>);
+  call.segment_vectors = int32_t(SegmentChannels(convolution) / kVectorElements<T>);
+  call.group_vectors = call.taps * (call.group_channels / kVectorElements<T>);
   call.tile_vectors = std::min(kTileVectors, kTileSamples * call.segment_vectors);
-  const int32_t samples =
+  const int32_t num_samples =
       MostSamples(call.segment_vectors, call.tile_vectors, call.group_vectors / call.segment_vectors);
-  while (1 << call.sample_bits < samples) ++call.sample_bits;
+  while (1 << call.sample_bits < num_samples) ++call.sample_bits;
   call.group_tiles = (call.group_vectors + call.tile_vectors - 1) / call.tile_vectors;
   call.feature_tiles = (call.group_features + Tile::kN - 1) / Tile::kN;
   const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;

@@ -23,17 +23,17 @@ struct alignas(16) Corners {
 
 constexpr uint32_t kNotRead = UINT32_MAX;  // instead of a pixel: no corner is read
 // The sign bits of `top_left` and `right` are flags: the bottom row does not follow the top row, and the right pixels
-// do not follow the left ones. (See CornerSteps.)
+// do not follow the left ones. (See CornerDistances.)
 constexpr uint32_t kIsFar = uint32_t{1} << 31;
 
 // The distances between the corners of a sample, in pixels. Where two corners are not adjacent, they are the same
 // pixel, or circular padding wraps around.
-struct CornerSteps {
+struct CornerDistances {
   int32_t pixel_bytes;
   int32_t far_right, down, far_down;
 
-  CornerSteps() = default;
-  CornerSteps(const Sizes& sizes, int64_t pixel_bytes)
+  CornerDistances() = default;
+  CornerDistances(const Sizes& sizes, int64_t pixel_bytes)
       : pixel_bytes(int32_t(pixel_bytes)),
         far_right(sizes.window.circular ? int32_t(1 - sizes.width) : 0),
         down(int32_t(sizes.width)),
@@ -84,16 +84,16 @@ struct CornerAddresses {
   bool is_read;
   const char* address[4];
 
-  __device__ CornerAddresses(const Corners& corners, const void* x, const CornerSteps& steps)
+  __device__ CornerAddresses(const Corners& corners, const void* x, const CornerDistances& distances)
       : is_read(corners.top_left != kNotRead) {
-    const int32_t right = __float_as_int(corners.right) < 0 ? steps.far_right : 1;
-    const int32_t down = corners.top_left & kIsFar ? steps.far_down : steps.down;
+    const int32_t right = __float_as_int(corners.right) < 0 ? distances.far_right : 1;
+    const int32_t down = corners.top_left & kIsFar ? distances.far_down : distances.down;
     // Unsigned, because the compiler takes several instructions for a product of numbers of which it knows that only
     // one has no sign.
-    address[0] = static_cast<const char*>(x) + uint64_t{corners.top_left & ~kIsFar} * uint32_t(steps.pixel_bytes);
-    address[2] = address[0] + int64_t{down} * steps.pixel_bytes;
-    address[1] = address[0] + int64_t{right} * steps.pixel_bytes;
-    address[3] = address[2] + int64_t{right} * steps.pixel_bytes;
+    address[0] = static_cast<const char*>(x) + uint64_t{corners.top_left & ~kIsFar} * uint32_t(distances.pixel_bytes);
+    address[2] = address[0] + int64_t{down} * distances.pixel_bytes;
+    address[1] = address[0] + int64_t{right} * distances.pixel_bytes;
+    address[3] = address[2] + int64_t{right} * distances.pixel_bytes;
   }
 };
 
@@ -103,9 +103,9 @@ struct CornerAddresses {
 template <typename T, int kVectors = 1, int kVectorStride = 0>
 class CornerLoads {
  public:
-  __device__ CornerLoads(const Corners& corners, const T* x, const CornerSteps& steps, bool is_valid)
+  __device__ CornerLoads(const Corners& corners, const T* x, const CornerDistances& distances, bool is_valid)
       : right_(corners.right), top_(corners.top), bottom_(corners.bottom) {
-    const CornerAddresses addresses(corners, x, steps);
+    const CornerAddresses addresses(corners, x, distances);
     for (int corner = 0; corner < 4; ++corner) {
       for (int k = 0; k < kVectors; ++k) {
         words_[k][corner] =

@@ -19,9 +19,9 @@ extern __shared__ uint4 dynamic_shared[];
 namespace dcn {
 
 // A vector is what a thread loads, samples or copies at once, and a row of one of the 8 × 8 matrices of ldmatrix.
-constexpr int kVectorBytes = FusedLimits::kVectorBytes;
+constexpr int kGemmVectorBytes = FusedLimits::kVectorBytes;
 template <typename T>
-constexpr int kVectorSize = kVectorBytes / sizeof(T);
+constexpr int kVectorElements = kGemmVectorBytes / sizeof(T);
 
 constexpr int kStages = 2;
 constexpr int kSliceVectors = 8;                // vectors per row of a K slice: 128 bytes, which are all 32 banks
@@ -52,6 +52,17 @@ constexpr bool FitsSm(size_t sm_shared_bytes, size_t shared_bytes, int blocks, i
   const size_t requested = CarveOut(CarveOutPercent(needed, sm_shared_bytes) * sm_shared_bytes / 100);
   return ResidentBlocks(shared_bytes, sm_shared_bytes) * warps >= kMinResidentWarps &&
          requested == (needed < sm_shared_bytes ? CarveOut(needed) : sm_shared_bytes);
+}
+
+// Checks that each SM that a tile is for has room for its resident blocks. sm_86, sm_89 and sm_120 run the tiles of 8
+// warps and fewer than 256 features.
+template <typename Tile, int kWarps, size_t kSharedBytes>
+constexpr void CheckResidentBlocks() {
+  constexpr int kBlocks = Tile::kResidentBlocks;
+  static_assert(Tile::kThreads == kWarps * kWarp);
+  static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kBlocks, kWarps));
+  static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kBlocks, kWarps));
+  static_assert(kWarps == 4 || Tile::kN == 256 || FitsSm(kSmSharedBytesSm86, kSharedBytes, kBlocks, kWarps));
 }
 
 // Calls f with a value of the type that tensor cores take for `dtype`.
@@ -114,14 +125,13 @@ struct TileShape {
 };
 
 // A permutation of the columns of B: row r of a stage holds column permuted_column(r). The accumulators that a lane has
-// of kRun / 2 column fragments then belong to a run of kRun consecutive columns, and those of lanes 4r to 4r + 3 to
+// of four column fragments then belong to a run of kRunColumns consecutive columns, and those of lanes 4r to 4r + 3 to
 // four consecutive runs. Bits of `row` are only moved, so that permuted_column(a + b) is the sum of both where a and b
 // have no bit in common.
 constexpr int kRunColumns = 8;
-template <int kRun = kRunColumns>
 __device__ constexpr int permuted_column(int row) {
-  constexpr int kRows = 4 * kRun;
-  return row / kRows * kRows + row % 8 / 2 * kRun + row % kRows / 8 * 2 + row % 2;
+  constexpr int kRows = 4 * kRunColumns;
+  return row / kRows * kRows + row % 8 / 2 * kRunColumns + row % kRows / 8 * 2 + row % 2;
 }
 
 // The accumulators of the calling warp's tile. A lane has four of each fragment of 16 rows × 8 columns: columns 2c and
@@ -134,14 +144,6 @@ class WarpTile {
   __device__ static int lane() { return int(threadIdx.x % kWarp); }
   __device__ static int first_row() { return int(threadIdx.x / kWarp / Shape::kWarpsN) * Shape::kWarpM; }
   __device__ static int first_column() { return int(threadIdx.x / kWarp % Shape::kWarpsN) * Shape::kWarpN; }
-
-  __device__ void Clear() {
-    for (auto& row : accumulators) {
-      for (auto& fragment : row) {
-        for (float& value : fragment) value = 0;
-      }
-    }
-  }
 
   // Loads the fragments of A for one mma step of a stage.
   __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments) {
@@ -187,8 +189,8 @@ class WarpTile {
     }
   }
 
-  // An opaque 0 computed from an accumulator of each row fragment of `count` column fragments, from `first` on. `zero`
-  // is a 0 that the compiler does not know. Code that depends on it is scheduled after the mma that computes them.
+  // Returns an opaque 0 that is computed from accumulators of the column fragments [first, first + count). `zero` is a
+  // 0 that the compiler does not know. Code that depends on the result is scheduled after the mma of these fragments.
   __device__ int ZeroAfterProducts(int zero, int first, int count) const {
     int bits = 0;
     for (const auto& fragments : accumulators) {

@@ -7,7 +7,7 @@
 
 namespace dcn {
 
-// An image is cut into strips of kStripRows rows (the last may have fewer), and the pixels of a strip are numbered
+// An image is cut into row strips of kStripRows rows (the last may have fewer), and the pixels of a strip are numbered
 // column by column. A run of 128 numbers is then nearly square, so that the samples of a tile of pixels read
 // overlapping parts of x, which the L1 cache holds; and only the last tile of all images is incomplete.
 constexpr int kStripRows = 8;

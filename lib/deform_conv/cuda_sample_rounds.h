@@ -16,8 +16,7 @@
 
 namespace dcn {
 
-// A subwarp (a tile of the warp's lanes, as in CUDA's cooperative groups) has a sample at a time. Eight lanes load 128
-// contiguous bytes.
+// A subwarp, some neighbouring lanes of a warp, has a sample at a time. Eight lanes load 128 contiguous bytes.
 constexpr int kMaxLog2Subwarp = 3;
 
 // How a subwarp reads the channels of a sample, and where its columns are. Where the image has only one of the two
@@ -52,8 +51,8 @@ struct SampleRounds {
   StripDivisors strips;
   WideDivisor by_image_rounds, by_pixel_samples, by_offset_groups;
   Divisor by_kernel_columns;
-  // In bytes: a pixel of x, the columns of a tap, the channels of an offset group, and the steps between the corners of
-  // a sample.
+  // In bytes: a pixel of x, the columns of a tap, the channels of an offset group, and the distances between the
+  // corners of a sample.
   int64_t pixel_bytes, tap_bytes, group_bytes;
   int64_t right, far_right, down, far_down;
 
@@ -95,7 +94,7 @@ struct SampleRounds {
 
   DCN_HOST_DEVICE int64_t rounds() const { return sizes.images * image_rounds; }
   __device__ int64_t Image(int64_t round) const { return by_image_rounds.Quotient(round); }
-  // The offset in x of an image of the tile.
+  // The offset in x of an image of the part.
   __device__ int64_t ImageStart(int64_t image) const {
     return (sizes.first_image(positions.origin) + image) * sizes.height * sizes.width * sizes.channels;
   }

@@ -33,7 +33,7 @@ struct SampleOperands {
         mask(Mask<A>(positions, sample_index)) {}
 };
 
-// The location of the first tap of an output pixel, without its offset. `row` and `column` are those of the tile.
+// The location of the first tap of an output pixel, without its offset. `row` and `column` are those of the part.
 struct FirstTap {
   int64_t y, x;
 

@@ -96,7 +96,7 @@ struct Gather {
   GatherSizes sizes;
   int log2_subwarp, log2_lanes;  // of a subwarp; of all that have the same pixel and offset group
   int64_t group_channels;        // of an offset group
-  int64_t pixels;                // of all images and offset groups of the tile
+  int64_t pixels;                // of all images and offset groups of the part
   WideDivisor by_offset_groups, by_image_pixels;
   StripDivisors strips;
 
@@ -115,28 +115,28 @@ struct Gather {
 };
 
 // The samples around a pixel. With circular padding, the cells left and right of the first column are not neighbours in
-// the table. They are two parts, of which each has the cells of one side; other pixels have one part.
+// the table. They are two sides, each with its own cells; other pixels have one side.
 struct CellsOfPixel {
   int64_t above, below;  // the left cells
-  bool has_parts;
+  bool has_two_sides;
   int64_t from_left_to_right;
 
   __device__ CellsOfPixel(const GatherSizes& sizes, int64_t y, int64_t x)
-      : has_parts(sizes.circular && x == 0), from_left_to_right(has_parts ? 1 - sizes.width : 1) {
-    const int64_t left = has_parts ? sizes.width : x, top = sizes.circular && y == 0 ? sizes.height : y;
+      : has_two_sides(sizes.circular && x == 0), from_left_to_right(has_two_sides ? 1 - sizes.width : 1) {
+    const int64_t left = has_two_sides ? sizes.width : x, top = sizes.circular && y == 0 ? sizes.height : y;
     above = top * (sizes.width + 1) + left;
     below = (y + 1) * (sizes.width + 1) + left;
   }
 
-  __device__ int parts() const { return has_parts ? 2 : 1; }
-  __device__ CellPair Above(int part, const int32_t* starts) const { return Pair(part, starts + above); }
-  __device__ CellPair Below(int part, const int32_t* starts) const { return Pair(part, starts + below); }
+  __device__ int sides() const { return has_two_sides ? 2 : 1; }
+  __device__ CellPair Above(int side, const int32_t* starts) const { return Pair(side, starts + above); }
+  __device__ CellPair Below(int side, const int32_t* starts) const { return Pair(side, starts + below); }
 
  private:
-  __device__ CellPair Pair(int part, const int32_t* left) const {
+  __device__ CellPair Pair(int side, const int32_t* left) const {
     const int32_t* const right = left + from_left_to_right;
-    if (!has_parts) return {left[0], right[0], right[1]};
-    return part == 0 ? CellPair{left[0], left[1], left[1]} : CellPair{right[0], right[0], right[1]};
+    if (!has_two_sides) return {left[0], right[0], right[1]};
+    return side == 0 ? CellPair{left[0], left[1], left[1]} : CellPair{right[0], right[0], right[1]};
   }
 };
 
@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int32_t turn = lane >> call.log2_subwarp, turns = lanes >> call.log2_subwarp;
   const int64_t first_pixel = Clamped(start[0], sizes.images_of_x - sizes.images) * sizes.pixels();
   const int64_t first_table = Clamped(start[1], sizes.images_of_samples - sizes.images) * sizes.offset_groups;
-  // Samples of the accumulator type may be those of some rows of an image.
-  constexpr bool kIsPart = std::is_same_v<Out, A>;
+  // A part that does not replace d_x may be some rows of an image, beside which samples of other rows are sorted.
+  constexpr bool kHasOtherSamples = std::is_same_v<Out, A>;
   const SampleRange range = {uint32_t(Clamped(start[2], sizes.sorted_samples - sizes.samples)),
                              uint32_t(sizes.samples)};
   // All lanes of a warp exchange sums, also those past the end, which have no samples.
@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(kThreads, 4)
       const CotangentRows<T> cotangents(d_columns + image * sizes.samples * sizes.channels + channel, sizes.channels);
       const bool has_channel = is_valid && c < call.group_channels;
       A sum[N] = {};
-      for (int part = 0; has_channel && part < cells.parts(); ++part) {
-        AddSamples<kIsPart>(sorted, cells.Above(part, starts), true, turn, turns, range, cotangents, sum);
-        AddSamples<kIsPart>(sorted, cells.Below(part, starts), false, turn, turns, range, cotangents, sum);
+      for (int side = 0; has_channel && side < cells.sides(); ++side) {
+        AddSamples<kHasOtherSamples>(sorted, cells.Above(side, starts), true, turn, turns, range, cotangents, sum);
+        AddSamples<kHasOtherSamples>(sorted, cells.Below(side, starts), false, turn, turns, range, cotangents, sum);
       }
       for (int distance = subwarp; distance < lanes; distance *= 2) {
         for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);

@@ -4,7 +4,8 @@
 //
 //   columns[p, k, c] = mask[p, g, k] · bilinear(x[image of p], location of tap k of p + offset[p, g, k])[c]
 //
-// p is an output pixel of the tile, over all its images, k a tap, c a channel and g the offset group of c.
+// A call covers a part of the batch: several whole images, or rows of one. p is an output pixel of the part, over all
+// its images, k a tap, c a channel and g the offset group of c.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +18,22 @@ namespace dcn {
 
 struct Device;
 
-// A start of a part, in bounds as that of a dynamic slice.
+// The start of a part, which is clamped as that of a dynamic slice.
 DCN_HOST_DEVICE int64_t Clamped(int32_t index, int64_t last) { return index < 0 ? 0 : index < last ? index : last; }
 
 struct Sizes {
   Window window;
-  int64_t images, height, width, channels;  // of x; `images` are those of the tile
-  int64_t rows, columns;                    // of the output tile that a call covers, in each image
+  int64_t images, height, width, channels;  // of x; `images` are those of the part
+  int64_t rows, columns;                    // of the output, in each image of the part
   int64_t offset_groups;
-  // All images of x or its cotangent, of which operations select those of the tile; and all images and rows of the
-  // positions, of which the tile is a contiguous part: all rows, or rows of one image.
+  // All images of x or its cotangent, and all images and rows of the positions: the part is contiguous in them.
   int64_t images_of_x, images_of_positions, rows_of_positions;
 
   DCN_HOST_DEVICE int32_t taps() const { return window.taps(); }
   DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
   DCN_HOST_DEVICE int64_t group_channels() const { return channels / offset_groups; }
   DCN_HOST_DEVICE int64_t first_image(const int32_t* origin) const { return Clamped(origin[0], images_of_x - images); }
-  // The tile's first sample in `mask`, and in `offset` as pairs.
+  // The part's first sample in `mask`, and in `offset` as pairs.
   DCN_HOST_DEVICE int64_t first_sample(const int32_t* origin) const {
     const int64_t image = Clamped(origin[0], images_of_positions - images);
     return (image * rows_of_positions + Clamped(origin[3], rows_of_positions - rows)) * columns * pixel_samples();
@@ -50,8 +50,8 @@ struct Sizes {
 struct Positions {
   const void* offset;  // A[images_of_positions, rows_of_positions, columns, offset_groups, taps, 2]
   const void* mask;    // A[images_of_positions, rows_of_positions, columns, offset_groups, taps]
-  const int32_t*
-      origin;  // [4]: the tile's first image; its first row and column in the output; its first row in `offset`
+  // [4]: the part's first image; its first row and column in the output; its first row in `offset`
+  const int32_t* origin;
 };
 
 // In the functions below, DType is the type of x. The cotangents of the columns have it, too, if the Device rounds them
@@ -70,18 +70,18 @@ struct Tangents {
 const char* SampleTangents(Device&, DType, const Sizes&, const Positions&, const Tangents&, const void* x,
                            bool columns_requested, void* columns);
 
-// The cotangents of offset and mask, of type A and in the shapes of Positions, of which only those of the tile are
+// The cotangents of offset and mask, of type A and in the shapes of Positions, of which only those of the part are
 // written. The columns are computed from the same reads of x. Each of the three results may be null. d_columns: in the
 // shape of the columns.
 const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,
                             void* d_offset, void* d_mask, void* columns);
 
-// Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. DType is the type
+// Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the part. DType is the type
 // of d_columns here. Only CPUs have this function.
 const char* XCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x);
 
-// The cotangent of x on a GPU, where pixels gather what samples scatter to them. First the samples of many tiles are
-// sorted by cell, at once. Then the columns' cotangents are multiplied and gathered, tile by tile.
+// The cotangent of x on a GPU, where pixels gather what samples scatter to them. First the samples of many parts are
+// sorted by cell, at once. Then the columns' cotangents are multiplied and gathered, part by part.
 
 // The samples in the order of the cells, by image and offset group.
 struct SortedSamples {
@@ -93,19 +93,19 @@ struct SortedSamples {
 const char* SortSamples(Device&, DType, const Sizes&, const Positions&, const SortedSamples&, int32_t* workspace);
 
 struct GatherSizes {
-  int64_t images, height, width, channels;  // of the tile, as in Sizes
+  int64_t images, height, width, channels;  // of the part, as in Sizes
   int64_t offset_groups;
   bool circular;
-  int64_t samples;                                         // of the tile, in each image and offset group
+  int64_t samples;                                         // of the part, in each image and offset group
   int64_t images_of_x, images_of_samples, sorted_samples;  // of all of d_x; of those that are sorted
 
   DCN_HOST_DEVICE int64_t pixels() const { return height * width; }
   DCN_HOST_DEVICE int64_t cells() const { return (height + 1) * (width + 1); }
 };
 
-// Adds to d_x what the samples of the tile scatter to it. `start`: the first image of the tile in d_x, and in the
+// Adds to d_x what the samples of the part scatter to it. `start`: the first image of the part in d_x, and in the
 // sorted samples; and its first sample in an image and offset group of these. If is_rounded, d_x has DType, of 16 bits,
-// and its images are replaced; the tile must then have all samples of its images.
+// and its images are replaced; the part must then have all samples of its images.
 const char* GatherSamples(Device&, DType, const GatherSizes&, const SortedSamples&, const int32_t* start,
                           const void* d_columns, bool is_rounded, void* d_x);
 

@@ -90,8 +90,8 @@ const char* FusedWeightCotangent(Device&, const Convolution&, FusedTile, bool ha
 // The functions of CPUs: x is not float64; offset, mask and bias are float32. An image has fewer than 2^31 pixels
 // and channels.
 
-// The features of a group, and the channels of a slice in the cotangents, are padded to its multiples, which are whole
-// panels of every instruction set.
+// The features of a group, and the channels of a channel slice in the cotangents, are padded to its multiples, which
+// are whole panels of every instruction set.
 constexpr int64_t kFeaturePadding = 64;
 
 // The name of the instruction set of the kernels: lib/cpu/instruction_sets.h says how it is chosen.
@@ -129,7 +129,7 @@ struct FusedCotangentArrays {
 // How the cotangents of a call are divided. The workspace depends on it.
 struct CotangentDivision {
   int64_t num_splits;  // partial sums of the weight's cotangent, whose bits depend on them
-  int64_t num_planes;  // slices of channels of images whose cotangent of x adds up at a time, if that has 16 bits
+  int64_t num_planes;  // channel slices of images whose cotangent of x adds up at a time, if that has 16 bits
 };
 
 // What the handlers accept; ChooseCotangentDivision stays below.
@@ -138,7 +138,7 @@ constexpr int64_t kMaxWeightSplits = 64, kMaxResidentPlanes = 128;
 // The division that occupies 64 threads, if the workspace has room for it.
 CotangentDivision ChooseCotangentDivision(const Convolution&, RequestedCotangents);
 
-// How many tasks the cotangents have with this processor's instruction set: tiles of each slice of channels.
+// How many tasks the cotangents have with this processor's instruction set: tiles of each channel slice.
 int64_t CotangentTasks(const Convolution&);
 int64_t FusedCotangentsWorkspace(const Convolution&, RequestedCotangents, CotangentDivision);
 const char* FusedCotangents(Device&, const Convolution&, CotangentDivision, const FusedCotangentArrays&);

@@ -25,7 +25,7 @@ Convolution DecodeSamplingOfX(Checks& checks, ffi::Dictionary attributes, ffi::A
                               ffi::AnyBuffer origin, ffi::AnyBuffer columns, ffi::RemainingArgs rest,
                               size_t mask_index = 0) {
   Convolution call = DecodeSampling(checks, attributes, offset, origin, rest, mask_index);
-  DecodeTile(checks, "columns", columns, call.sizes);
+  DecodePart(checks, "columns", columns, call.sizes);
   if (!checks.ok()) return call;
   call.dtype = CheckedDType(checks, x.element_type());
   DecodeImage(checks, "x", x, call.sizes);

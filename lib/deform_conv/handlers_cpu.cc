@@ -91,7 +91,7 @@ ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::A
   Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
-  DecodeTile(checks, "d_columns", d_columns, sizes);
+  DecodePart(checks, "d_columns", d_columns, sizes);
   if (!checks.ok()) return checks.error();
   const DType dtype = CheckedDType(checks, d_columns.element_type());
   const ffi::DataType wide = AccumulatorType(d_columns.element_type());

@@ -10,7 +10,7 @@
 
 namespace dcn {
 
-// Decodes the sizes and positions of a call, whose tile is all of offset.
+// Decodes the sizes and positions of a call, whose part is all of offset.
 inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
                                   ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
   Convolution call = {};
@@ -46,16 +46,16 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
   return call;
 }
 
-// Decodes the tile of a call from its columns, or from their cotangents: a contiguous part of offset.
-inline void DecodeTile(Checks& checks, std::string_view operand, ffi::AnyBuffer columns, Sizes& sizes) {
+// Decodes the part of the batch that a call covers from its columns, or from their cotangents.
+inline void DecodePart(Checks& checks, std::string_view operand, ffi::AnyBuffer columns, Sizes& sizes) {
   const auto shape = columns.dimensions();
   checks.Require(shape.size() > 2,
                  std::string(operand) + " has shape " + ToString(shape) + ", must have more dimensions");
   if (!checks.ok()) return;
   sizes.images = shape[0];
   sizes.rows = shape[1];
-  const bool is_part = sizes.images <= sizes.images_of_positions && sizes.rows <= sizes.rows_of_positions;
-  checks.Require(is_part && (sizes.images <= 1 || sizes.rows == sizes.rows_of_positions),
+  const bool is_in_offset = sizes.images <= sizes.images_of_positions && sizes.rows <= sizes.rows_of_positions;
+  checks.Require(is_in_offset && (sizes.images <= 1 || sizes.rows == sizes.rows_of_positions),
                  std::string(operand) + " has shape " + ToString(shape) + ", must have images of offset, which has " +
                      std::to_string(sizes.images_of_positions) + " of " + std::to_string(sizes.rows_of_positions) +
                      " rows, or rows of one image");
@@ -70,7 +70,7 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   sizes.width = shape[2];
   sizes.channels = shape[3];
   sizes.images_of_x = shape[0];
-  checks.Require(shape[0] >= sizes.images, std::string(operand) + " has fewer images than the tile");
+  checks.Require(shape[0] >= sizes.images, std::string(operand) + " has fewer images than the part");
   checks.Require(sizes.channels % sizes.offset_groups == 0,
                  std::string(operand) + "'s channels must be divisible by the offset groups");
   checks.FitsInt32("the image's height", sizes.height);

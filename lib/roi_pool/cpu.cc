@@ -129,7 +129,7 @@ void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWe
   }
 }
 
-// A band of an image's rows, which one task of the separable input cotangent computes. `image` counts the images of all
+// A band of an image's rows, which one task of the separable cotangent of x computes. `image` counts the images of all
 // batches.
 struct Band {
   int64_t image, begin, end;

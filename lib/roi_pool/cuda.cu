@@ -127,7 +127,7 @@ struct PointInterval {
   __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
 };
 
-// Adds to each pixel of a lane its part of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
+// Adds to each pixel of a lane its share of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
 struct AddMean {
   Rois rois;
 
@@ -211,12 +211,12 @@ __device__ int ListItems(bool has_item, int64_t item, int32_t (&counts)[kThreads
 
 // The bins that a channel group has in each RoI, at most.
 struct GroupBins {
-  int32_t rows, columns;
+  int32_t num_rows, num_columns;
 
   // Rounded up, without a sum that overflows.
   __device__ explicit GroupBins(const PoolSizes& sizes)
-      : rows((sizes.output[0] - 1) / sizes.group[0] + 1), columns((sizes.output[1] - 1) / sizes.group[1] + 1) {}
-  __device__ int64_t count() const { return int64_t{rows} * columns; }
+      : num_rows((sizes.output[0] - 1) / sizes.group[0] + 1), num_columns((sizes.output[1] - 1) / sizes.group[1] + 1) {}
+  __device__ int64_t count() const { return int64_t{num_rows} * num_columns; }
 };
 
 // A block's tile of the cotangent of x, and what a thread has of it: kWarpColumns pixels of a row, and N channels.
@@ -226,7 +226,7 @@ struct PoolTile {
 
   int64_t image, batch;  // `image` counts the images of all batches
   int64_t first_y, first_x;
-  int64_t y, x, channel;  // the first of the thread's
+  int64_t y, x, channel;  // the thread's first pixel and channel
   int64_t feature, class_;
   BinRange rows, columns;  // the bins of the channel's group
   bool is_active;          // whether the thread's pixels and channels exist
@@ -294,9 +294,9 @@ __device__ void AddBin(const PoolSizes& sizes, const Rois& rois, const Add& add,
 // Each thread tests one RoI, and those that may read the tile are listed. Then each thread tests one bin of the listed
 // RoIs, and the bins that may read the tile are listed. Then all threads add the cotangents of the listed bins.
 //
-// A listed bin is the bin of that number in every channel group. With one channel group and one class, every channel
-// has the same bins and offsets, and one test serves them all. Otherwise they differ between the channels of a warp:
-// all bins are listed, and each lane tests its own group's.
+// A listed bin has a number, and stands for the bin of this number in each channel group. With one channel group and
+// one class, all channels have the same bins and offsets, and one test serves them all. Otherwise these differ between
+// the channels of a warp: all bins are listed, and each lane tests the bin of its own channel group.
 template <typename T, int N, typename Add>
 __global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKernel(PoolSizes sizes, Rois rois,
                                                                                      Add add, const T* d_pooled,
@@ -323,7 +323,7 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKe
         bool is_bin_listed = own_bin < num_bins;
         if (is_bin_listed && has_common_bins) {
           const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-          const int32_t row = int32_t(bin_in_roi / bins.columns), column = int32_t(bin_in_roi % bins.columns);
+          const int32_t row = int32_t(bin_in_roi / bins.num_columns), column = int32_t(bin_in_roi % bins.num_columns);
           const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, 0);
           is_bin_listed = tile.MayRead({roi, 0, row, add.template Shift<A>(sizes, 0, offset_index)},
                                        {roi, 1, column, add.template Shift<A>(sizes, 1, offset_index)});
@@ -331,8 +331,8 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKe
         const int num_listed = ListItems(is_bin_listed, roi_index * bins.count() + bin_in_roi, counts, listed_bins);
         for (int i = 0; tile.is_active && i < num_listed; ++i) {
           const int64_t listed = listed_bins[i];
-          const int32_t row = tile.rows.begin + int32_t(listed % bins.count() / bins.columns);
-          const int32_t column = tile.columns.begin + int32_t(listed % bins.columns);
+          const int32_t row = tile.rows.begin + int32_t(listed % bins.count() / bins.num_columns);
+          const int32_t column = tile.columns.begin + int32_t(listed % bins.num_columns);
           AddBin(sizes, rois, add, tile, listed / bins.count(), row, column, d_pooled, sum);
         }
       }

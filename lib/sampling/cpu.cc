@@ -198,18 +198,19 @@ void ParallelPoints(Device& device, const SamplingSizes& sizes, const A* locatio
   });
 }
 
-// A part of x's cotangent, which one task computes: some consecutive pixels and channels of an image.
-struct Part {
+// A share of x's cotangent, which one task computes: some consecutive pixels and channels of an image.
+struct Share {
   int64_t batch, first_pixel, pixels, first_channel, channels;
 };
 
-// How x's cotangent is divided: by images, then by channels, then by pixels. Each part locates all points of its image,
-// and most of them read no pixel of a part that has few, so pixels are divided last, or for the limit on memory.
-struct PartGrid {
+// How x's cotangent is divided: by images, then by channels, then by pixels. Each share locates all points of its
+// image, and most of them read no pixel of a share that has few, so pixels are divided last, or for the limit on
+// memory.
+struct ShareGrid {
   const SamplingSizes& sizes;
-  int64_t pixels, channels;  // of a part
+  int64_t pixels, channels;  // of a share
 
-  PartGrid(const SamplingSizes& sizes, int64_t threads, int64_t sum_bytes) : sizes(sizes) {
+  ShareGrid(const SamplingSizes& sizes, int64_t threads, int64_t sum_bytes) : sizes(sizes) {
     constexpr int64_t kMinChannels = 16;  // a cache line
     constexpr int64_t kMemory = 48 << 20;
     const int64_t wanted = (threads + sizes.batches - 1) / sizes.batches;
@@ -220,77 +221,77 @@ struct PartGrid {
     if (sum_bytes) pixels = std::clamp<int64_t>(kMemory / threads / sum_bytes / channels, 1, pixels);
   }
 
-  int64_t size() const { return sizes.batches * ChannelParts() * PixelParts(); }
+  int64_t size() const { return sizes.batches * ChannelShares() * PixelShares(); }
 
-  Part operator[](int64_t i) const {
-    const int64_t pixel = i % PixelParts() * pixels, channel = i / PixelParts() % ChannelParts() * channels;
-    return {i / PixelParts() / ChannelParts(), pixel, std::min(pixels, sizes.pixels() - pixel), channel,
+  Share operator[](int64_t i) const {
+    const int64_t pixel = i % PixelShares() * pixels, channel = i / PixelShares() % ChannelShares() * channels;
+    return {i / PixelShares() / ChannelShares(), pixel, std::min(pixels, sizes.pixels() - pixel), channel,
             std::min(channels, sizes.channels - channel)};
   }
 
  private:
-  int64_t ChannelParts() const { return (sizes.channels + channels - 1) / channels; }
-  int64_t PixelParts() const { return (sizes.pixels() + pixels - 1) / pixels; }
+  int64_t ChannelShares() const { return (sizes.channels + channels - 1) / channels; }
+  int64_t PixelShares() const { return (sizes.pixels() + pixels - 1) / pixels; }
 };
 
-// Adds the cotangents of a block's samples to a part of x's. sums: that of the part's first element; its pixels are
+// Adds the cotangents of a block's samples to a share of x's. sums: that of the share's first element; its pixels are
 // pixel_stride elements apart.
 template <int kChannels, typename T>
-DCN_INLINE void Scatter(const SampleTaps<Accumulator<T>>& taps, const Part& part, const T* d_out, int64_t channels,
+DCN_INLINE void Scatter(const SampleTaps<Accumulator<T>>& taps, const Share& share, const T* d_out, int64_t channels,
                         int count, Accumulator<T>* sums, int64_t pixel_stride) {
   using A = Accumulator<T>;
   for (int p = 0; p < count; ++p) {
-    const T* const d = d_out + p * (kChannels ? kChannels : channels) + part.first_channel;
+    const T* const d = d_out + p * (kChannels ? kChannels : channels) + share.first_channel;
     for (int32_t tap = 0; tap < taps.taps(); ++tap) {
-      const int64_t pixel = taps.pixel(tap)[p] - part.first_pixel;
-      if (taps.pixel(tap)[p] < 0 || uint64_t(pixel) >= uint64_t(part.pixels)) continue;
+      const int64_t pixel = taps.pixel(tap)[p] - share.first_pixel;
+      if (taps.pixel(tap)[p] < 0 || uint64_t(pixel) >= uint64_t(share.pixels)) continue;
       const A weight = taps.weight(tap)[p];
       A* const to = sums + pixel * pixel_stride;
       if constexpr (kChannels > 0) {
         for (int c = 0; c < kChannels; ++c) to[c] += weight * A(d[c]);
       } else {
-        AddProducts(weight, d, part.channels, to);
+        AddProducts(weight, d, share.channels, to);
       }
     }
   }
 }
 
-// The buffers of a thread, which computes one part after the other.
+// The buffers of a thread, which computes one share after the other.
 template <typename A>
-struct PartBuffers {
+struct ShareBuffers {
   SampleTaps<A> taps;
   AlignedVector<A> sums;  // where x's cotangent has another type
 };
 
-// Computes a part of x's cotangent, of type S: T or A.
+// Computes a share of x's cotangent, of type S: T or A.
 template <typename S, typename T>
-void ComputePart(const SamplingSizes& sizes, const Part& part, const Accumulator<T>* locations, const T* d_out, S* d_x,
-                 PartBuffers<Accumulator<T>>& buffers) {
+void ComputeShare(const SamplingSizes& sizes, const Share& share, const Accumulator<T>* locations, const T* d_out,
+                  S* d_x, ShareBuffers<Accumulator<T>>& buffers) {
   using A = Accumulator<T>;
-  S* const out = d_x + (part.batch * sizes.pixels() + part.first_pixel) * sizes.channels + part.first_channel;
+  S* const out = d_x + (share.batch * sizes.pixels() + share.first_pixel) * sizes.channels + share.first_channel;
   A* sums;
   int64_t pixel_stride = sizes.channels;
   if constexpr (std::is_same_v<S, A>) {
     sums = out;
-    const bool has_all_channels = part.channels == sizes.channels;
-    const int64_t runs = has_all_channels ? 1 : part.pixels, length = has_all_channels ? part.pixels : 1;
-    for (int64_t run = 0; run < runs; ++run) std::fill_n(out + run * sizes.channels, length * part.channels, A(0));
+    const bool has_all_channels = share.channels == sizes.channels;
+    const int64_t runs = has_all_channels ? 1 : share.pixels, length = has_all_channels ? share.pixels : 1;
+    for (int64_t run = 0; run < runs; ++run) std::fill_n(out + run * sizes.channels, length * share.channels, A(0));
   } else {
-    buffers.sums.assign(part.pixels * part.channels, A(0));
+    buffers.sums.assign(share.pixels * share.channels, A(0));
     sums = buffers.sums.data();
-    pixel_stride = part.channels;
+    pixel_stride = share.channels;
   }
   DispatchChannels(sizes, [&](auto few) DCN_INLINED {
     for (int64_t first = 0; first < sizes.points; first += kBlockPoints) {
       const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
-      buffers.taps.Locate(locations, part.batch, first, count);
-      const T* const d = d_out + (part.batch * sizes.points + first) * sizes.channels;
-      Scatter<decltype(few)::value>(buffers.taps, part, d, sizes.channels, count, sums, pixel_stride);
+      buffers.taps.Locate(locations, share.batch, first, count);
+      const T* const d = d_out + (share.batch * sizes.points + first) * sizes.channels;
+      Scatter<decltype(few)::value>(buffers.taps, share, d, sizes.channels, count, sums, pixel_stride);
     }
   });
   if constexpr (!std::is_same_v<S, A>) {
-    for (int64_t pixel = 0; pixel < part.pixels; ++pixel) {
-      for (int64_t c = 0; c < part.channels; ++c) {
+    for (int64_t pixel = 0; pixel < share.pixels; ++pixel) {
+      for (int64_t c = 0; c < share.channels; ++c) {
         out[pixel * sizes.channels + c] = S(sums[pixel * pixel_stride + c]);
       }
     }
@@ -337,10 +338,10 @@ const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes&
     const auto compute = [&](auto* result) {
       using S = std::remove_pointer_t<decltype(result)>;
       PreferLargePages(result, sizes.batches * sizes.pixels() * sizes.channels);
-      const PartGrid parts(sizes, threads, std::is_same_v<S, A> ? 0 : sizeof(A));
-      const auto make = [&] { return PartBuffers<A>{SampleTaps<A>(sizes), {}}; };
-      device.ParallelFor(parts.size(), make, [&](PartBuffers<A>& buffers, int64_t i) {
-        ComputePart(sizes, parts[i], static_cast<const A*>(locations), static_cast<const T*>(d_out), result, buffers);
+      const ShareGrid shares(sizes, threads, std::is_same_v<S, A> ? 0 : sizeof(A));
+      const auto make = [&] { return ShareBuffers<A>{SampleTaps<A>(sizes), {}}; };
+      device.ParallelFor(shares.size(), make, [&](ShareBuffers<A>& buffers, int64_t i) {
+        ComputeShare(sizes, shares[i], static_cast<const A*>(locations), static_cast<const T*>(d_out), result, buffers);
       });
     };
     is_wide ? compute(static_cast<A*>(d_x)) : compute(static_cast<T*>(d_x));

@@ -49,7 +49,7 @@ struct Handler {
 // The words of a shape are dimensions: each is the product of the sizes of its letters and of its digits. One in
 // parentheses is present only in windows of an aggregation.
 //
-// In convolutions: n images of the tile, N of x, P of the positions; h and w: of x; r and q: of the tile, R rows of the
+// In convolutions: n images of the part, N of x, P of the positions; h and w: of x; r and q: of the part, R rows of the
 // positions; k taps, g offset groups, G feature groups, c channels, f features; d: channels of a feature group; i
 // images of sorted samples, s starts of cells, v 32-bit elements of a sorted sample, S rows of sorted samples. In
 // poolings: b batches, n images, p RoIs, m classes, f features; y and x: bins, s and t: parts. In aggregations: b

@@ -45,11 +45,11 @@ double ColumnCotangentSize(DType dtype) {
 void CheckWindow(const Sizes& s) {
   for (int axis = 0; axis < 2; ++axis) {
     REQUIRE(s.window.kernel[axis] >= 1 && s.window.strides[axis] >= 1 && s.window.dilation[axis] >= 1);
-    // The last row or column that a sample can have: the origin, the tile and the padding have 31 bits each.
-    const double tile = axis == 0 ? s.rows : s.columns;
-    REQUIRE(0 <= tile && tile < k32);
+    // The last row or column that a sample can have: the origin, the part and the padding have 31 bits each.
+    const double part = axis == 0 ? s.rows : s.columns;
+    REQUIRE(0 <= part && part < k32);
     const double reach = double(s.window.kernel[axis] - 1) * s.window.dilation[axis];
-    REQUIRE((k32 + tile) * s.window.strides[axis] + k32 + reach < 0x1p63);
+    REQUIRE((k32 + part) * s.window.strides[axis] + k32 + reach < 0x1p63);
   }
   REQUIRE(double(s.window.kernel[0]) * s.window.kernel[1] < k32);
   REQUIRE(0 <= s.height && s.height < k32 && 0 <= s.width && s.width < k32);

@@ -53,7 +53,7 @@ MUTATIONS = {
     "starts of cells": ('Shape("cell_start", cell_start', "deform_conv/handlers_cuda.cc"),
     "a pixel's bytes": ("FitsInt32(\"the number of a pixel's bytes", "deform_conv/handlers_cuda.cc"),
     "samples of a rounded gradient": ("Require(is_rounded ? ", "deform_conv/handlers_cuda.cc"),
-    "start of the tile": ('Shape("start"', "deform_conv/handlers_cuda.cc"),
+    "start of the part": ('Shape("start"', "deform_conv/handlers_cuda.cc"),
     "images of samples": ("Require(sizes.images <= sizes.images_of_x && ", "deform_conv/handlers_cuda.cc"),
     "rows": ("FitsInt32(\"the number of the output's rows", "deform_conv/operands.h", "deform_conv/handlers.cc"),
     "tile": ("Require(is_tile(tile)", "deform_conv/handlers_cuda_fused.cc"),

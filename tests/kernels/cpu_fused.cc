@@ -2,8 +2,8 @@
 // JAX_DCN_CPU_INSTRUCTIONS names, and compares all results with plain loops. Shapes have tails in every dimension.
 //
 // Operands are multiples of a power of two so small that every sum is exact: results must be equal to the bit. Each
-// operand, result and buffer of the kernels ends where an inaccessible page begins, since loads of AMX's tiles are not
-// instrumented by sanitizers. What is not written yet is NaN.
+// operand, result and buffer of the kernels ends where an inaccessible page begins, since sanitizers do not
+// instrument loads into AMX's tile registers. What is not written yet is NaN.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -140,11 +140,11 @@ Array RandomBoxes(DType dtype, int64_t count, int64_t images) {
 
 DType AccumulatorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// Sorts the samples of all images and rows of the positions, of which d_columns has those of the tile.
-void CallXCotangent(DType dtype, const Sizes& tile, const Positions& positions, Array& d_columns, bool is_rounded) {
-  Sizes all = tile;
-  all.images = tile.images_of_positions;
-  all.rows = tile.rows_of_positions;
+// Sorts the samples of all images and rows of the positions, of which d_columns has those of the part.
+void CallXCotangent(DType dtype, const Sizes& part, const Positions& positions, Array& d_columns, bool is_rounded) {
+  Sizes all = part;
+  all.images = part.images_of_positions;
+  all.rows = part.rows_of_positions;
   const int64_t tables = all.images * all.offset_groups, samples = tables * all.samples();
   const DType wide = AccumulatorType(dtype);
   Device device(nullptr);
@@ -155,17 +155,17 @@ void CallXCotangent(DType dtype, const Sizes& tile, const Positions& positions, 
   Check(SortSamples(device, dtype, all, positions, sorted, workspace.data<int32_t>()));
   cell_start.CheckWritten("starts of cells");
 
-  const GatherSizes sizes = {tile.images,          tile.height,    tile.width,       tile.channels, tile.offset_groups,
-                             tile.window.circular, tile.samples(), tile.images_of_x, all.images,    all.samples()};
-  const int32_t is_in_first_image = all.images > tile.images;  // of x; then the samples are not those of the first
-  const int32_t first_sample = int32_t(all.samples() - tile.samples());
+  const GatherSizes sizes = {part.images,          part.height,    part.width,       part.channels, part.offset_groups,
+                             part.window.circular, part.samples(), part.images_of_x, all.images,    all.samples()};
+  const int32_t is_in_first_image = all.images > part.images;  // of x; then the samples are not those of the first
+  const int32_t first_sample = int32_t(all.samples() - part.samples());
   Array start = Array::Of(std::vector<int32_t>{1 - is_in_first_image, is_in_first_image, first_sample});
-  Array d_x = Array::Random(is_rounded ? dtype : wide, tile.images_of_x * tile.height * tile.width * tile.channels, 1);
+  Array d_x = Array::Random(is_rounded ? dtype : wide, part.images_of_x * part.height * part.width * part.channels, 1);
   Check(GatherSamples(device, dtype, sizes, sorted, start.data<int32_t>(), d_columns.data(), is_rounded, d_x.data()));
   d_x.CheckWritten("d_x");
 }
 
-// The tile is a part of the positions: of more images if there is a mask, and else, if it has one image, of more rows.
+// The positions have more images than the part if there is a mask, and else, if it has one image, more rows.
 void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
   sizes.images_of_positions = sizes.images + has_mask;
   sizes.rows_of_positions = sizes.rows + (!has_mask && sizes.images <= 1);

@@ -74,14 +74,14 @@ MUTATIONS = {
     "samples past the end of the last round": Mutation(
         "deform_conv/cuda_sample_rounds.h", "return {~~left < round_samples ? int(left) : ~>~~}round_samples;", FAULT,
         kernel="deform_conv/cuda"),
-    "samples of other images than those of the tile": Mutation(
+    "samples of other images than those of the part": Mutation(
         "deform_conv/cuda_x.cu", "first_table = Clamped(start[{~~1~>0~~}]", VALUES),
     "images of x that are those of the samples": Mutation(
         "deform_conv/cuda_x.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
-    "samples of other rows than those of the tile": Mutation(
-        "cuda/cells.h", "(kIsPart ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
+    "samples of other rows than those of the part": Mutation(
+        "cuda/cells.h", "(kHasOtherSamples ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
     "samples of all rows": Mutation(
-        "cuda/cells.h", "{~~    if (kIsPart && number >= range.count) continue;\n~>~~}", "out of bounds",
+        "cuda/cells.h", "{~~    if (kHasOtherSamples && number >= range.count) continue;\n~>~~}", "out of bounds",
         kernel=INPUT),
     "ranges of parts that overlap": Mutation(
         "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}part;", FAULT, kernel=INPUT),
@@ -91,7 +91,7 @@ MUTATIONS = {
     "record past the end of a pair of cells": Mutation(
         "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=INPUT),
     "cells at the ends of a circular row as neighbours": Mutation(
-        "deform_conv/cuda_x.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
+        "deform_conv/cuda_x.cu", "has_two_sides(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
         "deform_conv/cuda_fused_forward.cu", ": NoCorners();\n    }{~~\n    __syncthreads();~>~~}", FAULT),
     "samples of the next pass": Mutation(
@@ -103,7 +103,7 @@ MUTATIONS = {
         "deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
     "corners stored while they are read": Mutation(
         "deform_conv/cuda_fused_weight.cu",
-        "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}thread.StoreCorners(",
+        "{~~if constexpr (kTables == 1) __syncthreads();~>~~}  // all have read",
         FAULT,
     ),
     "corners stored in the table that is read": Mutation(

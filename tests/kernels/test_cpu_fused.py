@@ -95,7 +95,7 @@ MUTATIONS = {
         "product.h", "{~~i < b.columns ? Load(from + i, b.columns - i) : Floats{}~>Load(from + i)~~}", "none",
         "avx2", SIGNAL),
     "groups narrower than a panel read past their end": (
-        "product.h", "b.step == kPanel{~~ && b.columns >= kPanel~>~~}", "none", "avx2", SIGNAL),
+        "product.h", "b.row_stride == kPanel{~~ && b.columns >= kPanel~>~~}", "none", "avx2", SIGNAL),
     "last panel of pairs as wide as the others": (
         "forward.h", "{~~std::min<int64_t>(kPanel, group_features_ - feature)~>kPanel~~}", "memory",
         "avx512_bf16", SEGFAULT_BY_SANITIZER),
@@ -113,7 +113,7 @@ MUTATIONS = {
     "sums of the weight in the place of another slice": (
         "cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (
-        "plan.h", "return {group, {~~group * group_channels + ~>~~}in_group,", "none", "avx512",
+        "plan.h", "return {group, {~~group * group_channels + ~>~~}first_in_group,", "none", "avx512",
         WRONG_OR_SIGNAL),
     "slice that does not add to the cotangents of positions": (
         "cotangents.h", "{~~c == 0 && plan_.SharesPositions(slice_)~>false~~}", "none", "avx2", WRONG),
@@ -128,7 +128,7 @@ MUTATIONS = {
     "planes that have their sums in one place": (
         "cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", f"data race|{WRONG}"),
     "plane that is rounded before it is set to zero": (
-        "cotangents.h", "{~~progress_.prepared_strips.WaitFor(plane, plan_.strips());  //~>//~~} tiles",
+        "cotangents.h", "{~~progress_.prepared_bands.WaitFor(plane, plan_.bands());  //~>//~~} tiles",
         "threads", "avx2", "data race"),
     "patch that has fewer rows than the tile reads": (
         "cotangents.h", "box.rows() <= {~~plan_.patch_rows()~>100~~};", "none", "avx2", SIGNAL),

@@ -9,7 +9,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// Products by the registers of AMX, each 16 rows of 16 words. An object configures them for its thread.
+// Products by the tile registers of AMX, each 16 rows of 16 words. An object configures them for its thread.
 class AmxProduct {
  public:
   static constexpr int kValues = 2;
@@ -41,9 +41,9 @@ class AmxProduct {
                 int64_t c_stride, bool is_first) const {
     static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a block of C has 2 x 2 registers");
     constexpr int64_t kRowBytes = kRowStride * sizeof(float);
-    const int64_t b_bytes = b.step * sizeof(float), c_bytes = c_stride * sizeof(float);
+    const int64_t b_bytes = b.row_stride * sizeof(float), c_bytes = c_stride * sizeof(float);
     Barrier(a);
-    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel) {
+    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel_stride) {
       for (int64_t row = 0; row < rows; row += kBlockRows) {
         const float* const a_rows = a + row * kRowStride;
         float* const out = c + row * c_stride + column;
@@ -61,8 +61,8 @@ class AmxProduct {
         for (int64_t k = 0; k < steps; k += kWords) {
           _tile_loadd(4, a_rows + k, kRowBytes);
           _tile_loadd(5, a_rows + kWords * kRowStride + k, kRowBytes);
-          _tile_loadd(6, b.first + k * b.step, b_bytes);
-          _tile_loadd(7, b.first + k * b.step + kWords, b_bytes);
+          _tile_loadd(6, b.first + k * b.row_stride, b_bytes);
+          _tile_loadd(7, b.first + k * b.row_stride + kWords, b_bytes);
           _tile_dpbf16ps(0, 4, 6);
           _tile_dpbf16ps(1, 4, 7);
           _tile_dpbf16ps(2, 5, 6);
@@ -109,8 +109,8 @@ class AmxProduct {
       rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
       rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
     }
-    // Row 4 i + j now has, in its four parts, rows 4 i to 4 i + 3 of columns j, 4 + j, 8 + j and 12 + j.
-    constexpr int kEven = 0x88, kOdd = 0xdd;  // parts of two vectors
+    // Row 4 i + j now has, in its four lanes of 128 bits, rows 4 i to 4 i + 3 of columns j, 4 + j, 8 + j and 12 + j.
+    constexpr int kEven = 0x88, kOdd = 0xdd;  // lanes of two vectors
     for (int j = 0; j < 4; ++j) {
       const __m512i even0 = _mm512_shuffle_i32x4(rows[j], rows[4 + j], kEven);
       const __m512i even1 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], kEven);

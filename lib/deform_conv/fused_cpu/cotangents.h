@@ -82,10 +82,10 @@ class Cotangents {
     const auto make = [&] { return Cotangents(plan, arrays, zeros.data(), progress); };
     device.ParallelFor(plan.phases() * plan.phase_tasks(), make, [&](Cotangents& worker, int64_t task) {
       const int64_t phase = task / plan.phase_tasks(), in_phase = task % plan.phase_tasks();
-      if (in_phase < plan.strips()) {
-        worker.PrepareStrip(phase, in_phase);
+      if (in_phase < plan.bands()) {
+        worker.PrepareBand(phase, in_phase);
       } else if (phase < plan.planes()) {
-        worker.ComputeTile(phase, in_phase - plan.strips());
+        worker.ComputeTile(phase, in_phase - plan.bands());
       }
     });
   }
@@ -97,18 +97,18 @@ class Cotangents {
   static float* WeightSums(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t split, int64_t tap,
                            int64_t slice) {
     const ChannelSlices& slices = plan.slices;
-    return arrays.workspace + slices.PackedWeight(plan.requested) +
+    return arrays.workspace + slices.PackedWeightFloats(plan.requested) +
            ((split * plan.convolution.sizes.taps() + tap) * slices.count + slice) *
                plan.convolution.product.group_features() * slices.padded_channels;
   }
   // The index of the first element of a tap and a slice in the weight and its cotangent.
   static int64_t WeightIndex(const CotangentPlan& plan, int64_t tap, const CotangentPlan::ChannelSlice& slice) {
     const Product& product = plan.convolution.product;
-    return (tap * plan.convolution.group_channels() + slice.in_group) * product.features +
+    return (tap * plan.convolution.group_channels() + slice.first_in_group) * product.features +
            slice.group * product.group_features();
   }
 
-  // Packs the weight of a tap and a slice of channels, transposed: blocks of features, in panels of channels.
+  // Packs the weight of a tap and a channel slice, transposed: blocks of features, in panels of channels.
   static void PackWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     const Product& product = plan.convolution.product;
     const int64_t features = product.group_features();
@@ -169,18 +169,18 @@ class Cotangents {
            SliceOf(plane).channel;
   }
 
-  // Prepares a strip of the sums of the phase's plane: rounds the plane that had them before, and sets them to zero.
-  void PrepareStrip(int64_t phase, int64_t strip) {
-    const int64_t first = strip * plan_.kPlaneStripPixels;
-    const int64_t end = std::min(first + plan_.kPlaneStripPixels, convolution_.sizes.height * convolution_.sizes.width);
+  // Prepares a band of the sums of the phase's plane: rounds the plane that had them before, and sets them to zero.
+  void PrepareBand(int64_t phase, int64_t band) {
+    const int64_t first = band * plan_.kBandPixels;
+    const int64_t end = std::min(first + plan_.kBandPixels, convolution_.sizes.height * convolution_.sizes.width);
     if (const int64_t plane = plan_.RoundedPlane(phase); plane >= 0) RoundPixels(plane, first, end);
     if (phase < plan_.planes()) ClearPixels(phase, first, end);
-    progress_.prepared_strips.Increment(phase);
+    progress_.prepared_bands.Increment(phase);
   }
 
   // Rounds the sums of pixels [first, end) of a plane to the result, when all of the plane's tiles have added to them.
   void RoundPixels(int64_t plane, int64_t first, int64_t end) {
-    progress_.prepared_strips.WaitFor(plane, plan_.strips());  // tiles that read no pixel have not waited
+    progress_.prepared_bands.WaitFor(plane, plan_.bands());  // tiles that read no pixel have not waited
     progress_.finished_tiles.WaitFor(plane, plan_.tiles());
     const XSums sums = PlaneSums(plane);
     const int64_t channels = SliceOf(plane).channels;
@@ -277,7 +277,7 @@ class Cotangents {
   // Waits until the plane's sums have been set to zero, and the tiles before have added to the pixels of this one.
   void WaitForPixels() {
     const int64_t finished = TileProgress::Finished(convolution_.sizes.taps());
-    progress_.prepared_strips.WaitFor(plane_, plan_.strips());
+    progress_.prepared_bands.WaitFor(plane_, plan_.bands());
     if (settled_plane_ != plane_) settled_plane_ = plane_, settled_tiles_ = 0;
     while (settled_tiles_ < tile_in_plane_ && progress_.Of(plane_, settled_tiles_).Has(finished)) ++settled_tiles_;
     for (int64_t tile = settled_tiles_; tile < tile_in_plane_; ++tile) {
@@ -304,7 +304,7 @@ class Cotangents {
     for (int64_t f = 0; f < features; f += kBlockValues) {
       const int64_t length = std::min(kBlockValues, features - f), steps = length / kValues;
       product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, steps, d_y_.Row(0, f),
-                                               Element::PackedWeight(packed, steps), d_columns_.data(),
+                                               Element::WeightPanels(packed, steps), d_columns_.data(),
                                                d_columns_stride_, f == 0);
       packed += length * panels * kPanel;
     }

@@ -32,7 +32,7 @@ struct Widened {
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }
 
   // The panels of a packed weight.
-  static Panels<T> PackedWeight(const T* values, int64_t steps) { return PackedPanels(values, steps); }
+  static Panels<T> WeightPanels(const T* values, int64_t steps) { return PackedPanels(values, steps); }
 
   static DCN_INLINE void StoreRow(const T* from, int64_t count, float* words) {
     for (int64_t i = 0; i < count; i += kLanes) Store(Load(from + i, count - i), words + i);
@@ -42,7 +42,7 @@ struct Widened {
     for (int64_t i = 0; i < count; i += kLanes) Store(Load(sums + i), out + i, count - i);
   }
 
-  // The columns of one tap of a tile and a slice of channels, as the second operand of a product over the pixels.
+  // The columns of one tap of a tile and a channel slice, as the second operand of a product over the pixels.
   class Columns {
    public:
     Columns(int64_t max_pixels, int64_t max_channels) : words_((max_channels + kPanel) * max_pixels) {}

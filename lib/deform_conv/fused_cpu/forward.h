@@ -77,7 +77,7 @@ class Forward {
   // The weight of a block of K.
   auto Weight(int64_t group, int64_t begin) const {
     if constexpr (Element::kPacksWeight) {
-      return Element::PackedWeight(PackedWeight(group, begin), BlockLength(begin) / kValues);
+      return Element::WeightPanels(PackedWeight(group, begin), BlockLength(begin) / kValues);
     } else {
       const int64_t features = convolution_.product.features;
       const T* const weight = static_cast<const T*>(arrays_.weight);

@@ -53,7 +53,7 @@ struct Pairs {
     return v - i + (i < kLanes ? 2 * i : 2 * (i - kLanes) + 1);
   }
 
-  static Panels<float> PackedWeight(const BF16* values, int64_t steps) {
+  static Panels<float> WeightPanels(const BF16* values, int64_t steps) {
     return PackedPanels(reinterpret_cast<const float*>(values), steps);
   }
 

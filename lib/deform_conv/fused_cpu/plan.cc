@@ -81,8 +81,8 @@ ChannelSlices::ChannelSlices(const Convolution& convolution) {
   const auto& [dtype, sizes, positions, product] = convolution;
   const int64_t group_channels = convolution.group_channels();
   channels = std::min(kMaxChannels, group_channels);
-  in_group = 1 + (group_channels - 1) / channels;
-  count = in_group * product.groups;
+  slices_per_group = 1 + (group_channels - 1) / channels;
+  count = slices_per_group * product.groups;
   padded_channels = RoundUp(channels, kFeaturePadding);
   weight_size = SaturatingProduct({sizes.taps(), count, padded_channels, product.group_features()});
   packed_size = PackedFloats(dtype, weight_size);
@@ -90,7 +90,8 @@ ChannelSlices::ChannelSlices(const Convolution& convolution) {
 }
 
 int64_t ChannelSlices::BeforePlanes(RequestedCotangents requested, int64_t num_splits) const {
-  return SaturatingAdd(PackedWeight(requested), requested.weight ? SaturatingMultiply(num_splits, weight_size) : 0);
+  return SaturatingAdd(PackedWeightFloats(requested),
+                       requested.weight ? SaturatingMultiply(num_splits, weight_size) : 0);
 }
 
 InstructionSet InstructionSetFor(InstructionSet best, const Convolution& convolution, bool is_forward) {

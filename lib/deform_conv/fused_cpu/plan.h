@@ -63,7 +63,7 @@ Tiling ForwardTiling(InstructionSet, const Convolution&);
 struct ChannelSlices {
   explicit ChannelSlices(const Convolution&);
 
-  int64_t PackedWeight(RequestedCotangents requested) const {
+  int64_t PackedWeightFloats(RequestedCotangents requested) const {
     return requested.x || requested.positions ? packed_size : 0;
   }
   // The packed weight, and the partial sums of the weight's cotangent.
@@ -71,7 +71,7 @@ struct ChannelSlices {
 
   static constexpr int64_t kMaxChannels = 64;
   int64_t channels, padded_channels;  // of a slice
-  int64_t in_group, count;            // slices of a feature group, and of all
+  int64_t slices_per_group, count;    // slices of a feature group, and of all
   int64_t weight_size, packed_size;   // of one split of the weight's cotangent, and of the packed weight
   int64_t plane_size;                 // of a plane's sums of the cotangent of x, if that has 16 bits
 };
@@ -83,7 +83,7 @@ Tiling CotangentTiling(InstructionSet, const Sizes&, const ChannelSlices&);
 inline int64_t SplitRun(const Sizes& sizes) { return (int64_t{sizes.taps()} + 1) / 2; }
 
 // How the cotangents of a call are computed. A plane is one channel slice of one image. A call has a phase for each
-// plane: its tasks first prepare the sums of the plane's cotangent of x, strip by strip, and then compute the plane's
+// plane: its tasks first prepare the sums of the plane's cotangent of x, band by band, and then compute the plane's
 // tiles. Threads take the tasks in order; cotangents.h says what a tile waits for.
 struct CotangentPlan {
   const Convolution& convolution;
@@ -123,15 +123,15 @@ struct CotangentPlan {
   // Planes share the sums in the workspace: the phase of a plane first rounds the plane that had them before. After the
   // last plane, further phases only round.
   int64_t phases() const { return planes() + resident_planes(); }
-  int64_t phase_tasks() const { return strips() + tiles(); }
+  int64_t phase_tasks() const { return bands() + tiles(); }
   // The plane that a phase rounds; negative if there is none.
   int64_t RoundedPlane(int64_t phase) const { return HasPlaneSums() ? phase - resident_planes() : -1; }
 
-  // The strips of a plane's pixels, which are set to zero and rounded one by one.
-  static constexpr int64_t kPlaneStripPixels = 2048;
-  int64_t strips() const {
+  // The bands of a plane's pixels, which are set to zero and rounded one by one.
+  static constexpr int64_t kBandPixels = 2048;
+  int64_t bands() const {
     const Sizes& sizes = convolution.sizes;
-    return requested.x ? (sizes.height * sizes.width + kPlaneStripPixels - 1) / kPlaneStripPixels : 0;
+    return requested.x ? (sizes.height * sizes.width + kBandPixels - 1) / kBandPixels : 0;
   }
 
   // A patch has a tile's own sums of the cotangent of x, in rows of pixels. The stride of a pixel is an odd number of
@@ -154,16 +154,18 @@ struct CotangentPlan {
   struct ChannelSlice {
     int64_t group;              // a feature group
     int64_t channel, channels;  // the first channel of x, and how many
-    int64_t in_group;           // the first channel in the feature group
+    int64_t first_in_group;     // that channel's index in the feature group
   };
   // Whether the slice adds to cotangents of positions that the slice before also adds to.
   bool SharesPositions(const ChannelSlice& slice) const {
     return slice.channel % convolution.sizes.group_channels() != 0;
   }
   ChannelSlice slice(int64_t index) const {
-    const int64_t in_group = index % slices.in_group * slices.channels, group = index / slices.in_group;
+    const int64_t group = index / slices.slices_per_group;
+    const int64_t first_in_group = index % slices.slices_per_group * slices.channels;
     const int64_t group_channels = convolution.group_channels();
-    return {group, group * group_channels + in_group, std::min(slices.channels, group_channels - in_group), in_group};
+    return {group, group * group_channels + first_in_group, std::min(slices.channels, group_channels - first_in_group),
+            first_in_group};
   }
 };
 
@@ -176,11 +178,11 @@ struct FusedKernels {
 // The kernels of avx512_bf16, amx and neon_bf16 multiply pairs of bfloat16, and are for no other type. The channels of
 // a feature group and of an offset group must be multiples of PairChannels; for the cotangents, the features of a
 // feature group, too.
-#define DCN_DECLARE(set, ...)                 \
+#define DCN_DECLARE_KERNELS(set, ...)         \
   namespace set {                             \
   const FusedKernels& FusedKernelsFor(DType); \
   }
-DCN_INSTRUCTION_SETS(DCN_DECLARE)
+DCN_INSTRUCTION_SETS(DCN_DECLARE_KERNELS)
 constexpr int64_t PairChannels(int vector_bytes) { return vector_bytes / int64_t{sizeof(uint16_t)}; }
 
 }  // namespace dcn

@@ -86,11 +86,11 @@ void LastMicroKernel(int64_t rows, const float* a, const float* b, int64_t steps
 }
 
 // B of a product: panels of kPanel columns. Only `columns` columns are read, but prefetches, which cannot fault, may
-// lie beyond the end. `step` and `panel` are the distances in elements from one row, and from one panel, to the next.
+// lie beyond the end. Strides are in elements.
 template <typename T>
 struct Panels {
   const T* first;
-  int64_t step, panel, columns;
+  int64_t row_stride, panel_stride, columns;
 };
 
 // Panels that are packed one after the other, each [steps, kPanel].
@@ -116,11 +116,11 @@ class RegisterProduct {
                 bool is_first) {
     const int64_t row_blocks = (rows + kMicroRows - 1) / kMicroRows;
     const int64_t prefetched = (steps + row_blocks - 1) / row_blocks;  // steps
-    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel, b.columns -= kPanel) {
+    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel_stride, b.columns -= kPanel) {
       const float* const words = PackedPanel(b, steps);
-      const T* next = b.first + b.panel;  // the next panel is prefetched, some steps with every block of rows
+      const T* next = b.first + b.panel_stride;  // the next panel is prefetched, some steps with every block of rows
       for (int64_t row = 0; row < rows; row += kMicroRows) {
-        for (int64_t k = 0; column + kPanel < columns && k < prefetched; ++k, next += b.step) Prefetch(next);
+        for (int64_t k = 0; column + kPanel < columns && k < prefetched; ++k, next += b.row_stride) Prefetch(next);
         const float* const a_rows = a + row * kRowStride;
         float* out = c + row * c_stride + column;
         if (row + kMicroRows <= rows) {
@@ -144,10 +144,10 @@ class RegisterProduct {
   template <typename T>
   const float* PackedPanel(const Panels<T>& b, int64_t steps) {
     if constexpr (std::is_same_v<T, float>) {
-      if (b.step == kPanel && b.columns >= kPanel) return b.first;
+      if (b.row_stride == kPanel && b.columns >= kPanel) return b.first;
     }
     for (int64_t k = 0; k < steps; ++k) {
-      const T* const from = b.first + k * b.step;
+      const T* const from = b.first + k * b.row_stride;
       float* const to = panel_.data() + k * kPanel;
       for (int64_t i = 0; i < kPanel; i += kLanes) {
         Store(i < b.columns ? Load(from + i, b.columns - i) : Floats{}, to + i);

@@ -71,14 +71,14 @@ class Counters {
 // The progress of all planes.
 struct Progress {
   Progress(int64_t planes, int64_t tiles, int64_t phases)
-      : tiles_of_plane(tiles), tiles(planes * tiles), finished_tiles(planes), prepared_strips(phases) {}
+      : tiles_of_plane(tiles), tiles(planes * tiles), finished_tiles(planes), prepared_bands(phases) {}
 
   TileProgress& Of(int64_t plane, int64_t tile) { return tiles[plane * tiles_of_plane + tile]; }
 
   int64_t tiles_of_plane;
   std::vector<TileProgress> tiles;
-  Counters finished_tiles;   // of each plane
-  Counters prepared_strips;  // of each phase
+  Counters finished_tiles;  // of each plane
+  Counters prepared_bands;  // of each phase
 };
 
 }  // namespace dcn

@@ -1,4 +1,4 @@
-// Where the samples of a tile lie.
+// Computes the sampling locations of a tile.
 #pragma once
 
 #include <algorithm>
