@@ -42,13 +42,6 @@ nb::dict FusedLimits() {
   return limits;
 }
 
-// The 32-bit elements of a sorted record, by the bytes of an element of its sums.
-nb::dict SortedWords(int64_t (*words)(int64_t)) {
-  nb::dict found;
-  for (const int64_t bytes : {4, 8}) found[nb::int_(bytes)] = words(bytes);
-  return found;
-}
-
 template <typename Value>
 Value ByName(const std::map<std::string, Value>& values, const std::string& name, const std::string& kind) {
   const auto found = values.find(name);
@@ -165,8 +158,8 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.attr("compiler") = DCN_COMPILER;
   module.attr("fused_limits") = FusedLimits();
-  module.attr("sorted_sample_words") = SortedWords(dcn::SortedSampleWords);
-  module.attr("sorted_tap_words") = SortedWords(dcn::SortedTapWords);
+  module.def("sorted_sample_words", &dcn::SortedSampleWords, nb::arg("number_bytes"));
+  module.def("sorted_tap_words", &dcn::SortedTapWords, nb::arg("number_bytes"));
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
   module.attr("has_x86_kernels") = bool(DCN_HAS_X86_KERNELS);

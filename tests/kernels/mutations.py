@@ -10,8 +10,7 @@ from . import build
 VALUES = "differs by"  # the results are wrong
 FAULT = "is a race|was not written|out of bounds"  # which of them depends on the order of the warps
 
-INPUT = "deform_conv/cuda_x"
-FORWARD, WEIGHT = "deform_conv/cuda_fused_forward", "deform_conv/cuda_fused_weight"
+X, FORWARD, WEIGHT = "deform_conv/cuda_x", "deform_conv/cuda_fused_forward", "deform_conv/cuda_fused_weight"
 
 
 class Mutation(NamedTuple):
@@ -30,27 +29,26 @@ class Mutation(NamedTuple):
 
 MUTATIONS = {
     "missing barrier": Mutation(
-        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel=X),
     "another missing barrier": Mutation(
-        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* part_ids", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* part_ids", FAULT, kernel=X),
     "barrier that not all reach": Mutation(
         "cuda/counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    if (warp == 0) {", "waits",
-        kernel=INPUT),
+        kernel=X),
     "off by one in shared memory": Mutation(
-        "cuda/counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel=X),
     "off by one in global memory": Mutation(
-        "cuda/counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel=X),
     "overlapping writes of threads": Mutation(
         "deform_conv/cuda_sample_rounds.h", "sample.tap{~~~> / 2~~}) * tap_bytes", FAULT, kernel="deform_conv/cuda"),
     "overlapping writes of blocks": Mutation(
         "deform_conv/cuda.cu", "StorePositionCotangents(call.positions, own.index{~~~> % 8~~},", FAULT),
     "missing barrier of a warp": Mutation(
-        "cuda/counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel=X),
     "entry that is not stored": Mutation(
-        "cuda/counting_sort.h", "if (bin >{~~=~>~~} 0) part_ids[place]", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "if (bin >{~~=~>~~} 0) part_ids[place]", FAULT, kernel=X),
     "rows counted where the ranges of the bin are still read": Mutation(
-        "cuda/counting_sort.h", "{~~    __syncwarp();  // the ranges have been read\n~>~~}", FAULT,
-        kernel=INPUT),
+        "cuda/counting_sort.h", "{~~    __syncwarp();  // the ranges have been read\n~>~~}", FAULT, kernel=X),
     "list read while it is written": Mutation(
         "roi_pool/cuda.cu", "list[index] = item;{~~\n  __syncthreads();~>~~}", FAULT),
     "bins of a region that are not tested": Mutation(
@@ -79,17 +77,16 @@ MUTATIONS = {
     "images of x that are those of the samples": Mutation(
         "deform_conv/cuda_x.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
     "samples of other rows than those of the part": Mutation(
-        "cuda/cells.h", "(kHasOtherSamples ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
+        "cuda/cells.h", "(kHasOtherSamples ? {~~range.first~>0~~} : 0)", VALUES, kernel=X),
     "samples of all rows": Mutation(
         "cuda/cells.h", "{~~    if (kHasOtherSamples && number >= range.count) continue;\n~>~~}", "out of bounds",
-        kernel=INPUT),
+        kernel=X),
     "ranges of parts that overlap": Mutation(
-        "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}part;", FAULT, kernel=INPUT),
+        "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}part;", FAULT, kernel=X),
     "part that is left out": Mutation(
-        "cuda/counting_sort.h", "parts = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES,
-        kernel=INPUT),
+        "cuda/counting_sort.h", "parts = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES, kernel=X),
     "record past the end of a pair of cells": Mutation(
-        "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=INPUT),
+        "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=X),
     "cells at the ends of a circular row as neighbours": Mutation(
         "deform_conv/cuda_x.cu", "has_two_sides(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
@@ -170,8 +167,7 @@ MUTATIONS = {
     "zeros copied in place of the data": Mutation(
         "cuda/matrix.h", "zeros ? {~~0 : 16~>16 : 0~~}", "out of bounds", kernel=FORWARD),
     "a load that ignores its predicate": Mutation(
-        "cuda/matrix.h", "{~~@valid ~>~~}ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];", "out of bounds",
-        kernel=FORWARD),
+        "cuda/matrix.h", "{~~@valid ~>~~}ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];", "out of bounds", kernel=FORWARD),
     "pixels moved by 8 bytes": Mutation(
         "deform_conv/cuda_gather.h", "address[0] = static_cast<const char*>(x) +{~~~> 8 +~~}", "is misaligned",
         kernel=FORWARD),
@@ -184,8 +180,7 @@ MUTATIONS = {
         "{~~~>if (lane() < 31) ~~}mma<T>(accumulators[i][j], a[i]", "waits for lanes 0x80000000 of its warp",
         kernel=WEIGHT),
     "an instruction that the interpreter does not have": Mutation(
-        "cuda/matrix.h", "cvt.{~~rna~>rn~~}.tf32.f32", "the interpreter has no cvt.rn.tf32.f32",
-        kernel=FORWARD),
+        "cuda/matrix.h", "cvt.{~~rna~>rn~~}.tf32.f32", "the interpreter has no cvt.rn.tf32.f32", kernel=FORWARD),
     "carve-out for fewer resident blocks": Mutation(
         "deform_conv/cuda_fused_forward.cu", "kSharedBytes, {~~kResidentBlocks~>1~~}}, call,",
         "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),

@@ -149,7 +149,7 @@ def sorted_shapes(
 ) -> list[tuple[Any, ...]]:
     """The shapes of the sorted samples, the starts of the cells and the workspace, all int32, of an array of tables."""
     height, width = image_size
-    words = extension.modules["cpu"].sorted_sample_words[sum_itemsize]
+    words = extension.modules["cpu"].sorted_sample_words(sum_itemsize)
     return [(*tables, samples, words), (*tables, (height + 1) * (width + 1) + 1), (*tables, samples)]
 
 

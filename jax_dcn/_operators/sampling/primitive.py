@@ -58,7 +58,7 @@ def plan(request: Request, operands: Operands[Shaped]) -> Plans:
 
 def sort_words(dtype: Any) -> int:
     """32-bit elements to sort a pixel of a sample: a record of a point and a weight of this type, and an id."""
-    words: int = extension.modules["cpu"].sorted_tap_words[dtype.itemsize] + 1
+    words: int = extension.modules["cpu"].sorted_tap_words(dtype.itemsize) + 1
     return words
 
 
