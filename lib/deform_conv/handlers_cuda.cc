@@ -49,7 +49,7 @@ ffi::Error SortSamplesImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBu
     checks.Type(name, buffer, ffi::S32);
   }
   checks.Shape("samples", *samples,
-               {sizes.images, sizes.offset_groups, sizes.samples(), SortedSampleWords(BytesOf(dtype))});
+               {sizes.images, sizes.offset_groups, sizes.samples(), SortedSampleWords(SumBytes(dtype))});
   checks.Shape("cell_start", *cell_start, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
   checks.Shape("workspace", *workspace, {sizes.images, sizes.offset_groups, sizes.samples()});
   if (!checks.ok()) return checks.error();
@@ -102,8 +102,9 @@ ffi::Error GatherSamplesImpl(Device::Context context, ffi::AnyBuffer samples, ff
   CheckTables(checks, sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, sizes.height, sizes.width);
   checks.FitsInt32("the number of a pixel's bytes", SaturatingMultiply(sizes.channels, BytesOf(dtype)));
   if (!checks.ok()) return checks.error();
-  checks.Shape("samples", samples,
-               {sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, SortedSampleWords(BytesOf(dtype))});
+  checks.Shape(
+      "samples", samples,
+      {sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, SortedSampleWords(SumBytes(dtype))});
   checks.Shape("cell_start", cell_start, {sizes.images_of_samples, sizes.offset_groups, sizes.cells() + 1});
   checks.Shape("d_columns", d_columns, {sizes.images, of_columns[1], of_columns[2], of_columns[3], sizes.channels});
   if (!checks.ok()) return checks.error();
