@@ -102,9 +102,8 @@ ffi::Error GatherSamplesImpl(Device::Context context, ffi::AnyBuffer samples, ff
   CheckTables(checks, sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, sizes.height, sizes.width);
   checks.FitsInt32("the number of a pixel's bytes", SaturatingMultiply(sizes.channels, BytesOf(dtype)));
   if (!checks.ok()) return checks.error();
-  checks.Shape(
-      "samples", samples,
-      {sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, SortedSampleWords(SumBytes(dtype))});
+  const int64_t words = SortedSampleWords(SumBytes(dtype));
+  checks.Shape("samples", samples, {sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, words});
   checks.Shape("cell_start", cell_start, {sizes.images_of_samples, sizes.offset_groups, sizes.cells() + 1});
   checks.Shape("d_columns", d_columns, {sizes.images, of_columns[1], of_columns[2], of_columns[3], sizes.channels});
   if (!checks.ok()) return checks.error();
