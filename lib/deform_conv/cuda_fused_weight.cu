@@ -100,15 +100,12 @@ struct WeightBlockTile {
   }
 };
 
-// The corner tables of a block. With two, it finds the corners of the next slice while it samples this one. Tiles of
-// many samples have no shared memory for a second one.
-template <int kTileSamples>
-constexpr int kCornerTables = kTileSamples == 1 ? 2 : 1;
-
 template <int kFeatures, int kTileSamples>
 struct WeightShared {
   using Tile = WeightTile<kFeatures, 8>;
-  static constexpr int kTables = kCornerTables<kTileSamples>;
+  // Tables of corners. With two, a block finds the corners of the next slice while it samples this one. Tiles of many
+  // samples have no shared memory for a second one.
+  static constexpr int kTables = kTileSamples == 1 ? 2 : 1;
   // The cotangent of slice k is copied while slice k + kTables is located, and the corners between them are found.
   static constexpr int kLocatedSlices = kTables + 1;
 
