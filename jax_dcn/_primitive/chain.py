@@ -99,10 +99,8 @@ def differentiated(function: Callable[[Arrays], Arrays], chain: Chain) -> Callab
         active = {name: arguments[name] for name in names}
         if mode == "jvp":
             tangents = {name: arguments[tangent_name(name, depth)] for name in names}
-            tangents_out: Arrays = jax.jvp(of_active, (active,), (tangents,))[1]
-            return tangents_out
+            return jax.jvp(of_active, (active,), (tangents,))[1]
         results, pull_back = jax.vjp(of_active, active)
-        cotangents: Arrays = pull_back({name: arguments[cotangent_name(name, depth)] for name in results})[0]
-        return cotangents
+        return pull_back({name: arguments[cotangent_name(name, depth)] for name in results})[0]
 
     return derivative

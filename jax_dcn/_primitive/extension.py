@@ -7,14 +7,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import extend_path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.typing import DTypeLike
 
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import PACKAGE
 
+ResultType: TypeAlias = tuple[Sequence[int], DTypeLike]  # the shape and the type of a custom call's result
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name: FFI platform
 
 
@@ -74,16 +76,20 @@ def require(platform: str) -> None:
 def call(
     name: str,
     *operands: jax.Array | None,
-    results: Sequence[tuple[Sequence[int], DTypeLike]],
+    results: Sequence[ResultType],
     aliases: Any = None,
     **attributes: Any,
 ) -> Sequence[jax.Array]:
     """The results, of these shapes and types, of the custom call `name`. Operands that are None are left out.
 
     aliases: from the places of operands to those of the results that overwrite them.
+    attributes: numbers; or tuples and lists of integers, also nested ones, which become flat arrays of int64.
     """
     arrays = jax_internals.vary_alike([operand for operand in operands if operand is not None])
     avals = [jax_internals.result_aval(jax.typeof(arrays[0]), shape, dtype) for shape, dtype in results]
     call = jax.ffi.ffi_call(name, avals, input_output_aliases=aliases)
-    called: Sequence[jax.Array] = call(*arrays, **attributes)
-    return called
+    return call(*arrays, **{key: _encoded(value) for key, value in attributes.items()})
+
+
+def _encoded(attribute: Any) -> Any:
+    return np.array(attribute, np.int64).reshape(-1) if isinstance(attribute, (tuple, list)) else attribute

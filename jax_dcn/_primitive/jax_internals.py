@@ -61,8 +61,7 @@ def result_aval(
     if not like.sharding.mesh.empty:
         spec = PartitionSpec(*[None] * len(shape)) if spec is None else spec
         changes["sharding"] = NamedSharding(like.sharding.mesh, spec)
-    aval: jax.core.ShapedArray = like.update(**changes)
-    return aval
+    return like.update(**changes)
 
 
 def reshape(array: jax.Array, shape: Sequence[int]) -> jax.Array:

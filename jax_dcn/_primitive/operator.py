@@ -112,8 +112,7 @@ class Operator(Generic[Spec]):
         if (recorded := RECORDED_BINDINGS.get()) is not None:
             recorded.append(Binding(self, list(map(jax.typeof, arguments)), params))
         primitive = self._manual if jax_internals.all_axes_are_manual() else self._partitioned
-        results: list[jax.Array] = primitive.bind(*arguments, **params._asdict())
-        return results
+        return primitive.bind(*arguments, **params._asdict())
 
     def operands_of(self, arrays: Mapping[str, Any]) -> Any:
         """The operands among `arrays`, those that are absent as None."""

@@ -44,8 +44,7 @@ def _abstract_evaluation(
 
     def aval_of(role: str, array: NamedArray) -> jax.core.ShapedArray:
         if role != RESULT:
-            aval: jax.core.ShapedArray = operands[role].update(weak_type=False)
-            return aval
+            return operands[role].update(weak_type=False)
         return jax_internals.result_aval(like, array.shape, array.dtype, partition.spec_of(array.names, mesh_axes))
 
     return list(map(aval_of, params.signature.results.values(), results))

@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from jax_dcn._operators import workspace
 from jax_dcn._operators.aggregation.arguments import Operands, check_operands
@@ -134,17 +133,23 @@ def _first(origin: Origin) -> jax.Array:
 
 
 def _call(
-    name: str, *operands: jax.Array, spec: Spec, results: Sequence[tuple[Sequence[int], DTypeLike]], **attributes: Any
+    name: str, *operands: jax.Array, spec: Spec, results: Sequence[extension.ResultType], **attributes: bool
 ) -> Sequence[jax.Array]:
-    attributes["window"] = isinstance(spec, DCNv3Window)
-    if isinstance(spec, DCNv3Window):
-        sizes = {name: getattr(spec, name) for name in ("kernel_size", "strides", "kernel_dilation")}
-        sizes["padding"] = [low for low, _ in spec.padding]
-        attributes |= {key: np.array(values, np.int64) for key, values in sizes.items()}
-        attributes |= {"offset_scale": spec.offset_scale, "remove_center": spec.remove_center}
-    else:
-        attributes |= {"discrete": spec.discrete, "levels": np.array(spec.levels, np.int64).reshape(-1)}
-    return extension.call(name, *operands, results=results, **attributes)
+    return extension.call(name, *operands, results=results, **_attributes(spec), **attributes)
+
+
+def _attributes(spec: Spec) -> dict[str, Any]:
+    if not isinstance(spec, DCNv3Window):
+        return {"window": False, "discrete": spec.discrete, "levels": spec.levels}
+    return {
+        "window": True,
+        "kernel_size": spec.kernel_size,
+        "strides": spec.strides,
+        "padding": [low for low, _ in spec.padding],
+        "kernel_dilation": spec.kernel_dilation,
+        "offset_scale": spec.offset_scale,
+        "remove_center": spec.remove_center,
+    }
 
 
 deform_aggregation = Operator[Spec](

@@ -6,18 +6,15 @@ All arrays have one batch dimension. The handlers are in lib/deform_conv/handler
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
 from jax_dcn._primitive import extension
-
-Array: TypeAlias = tuple[Sequence[int], DTypeLike]  # the shape and the type of a result
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def call(
     name: str,
     *operands: jax.Array,
     samples: Samples,
-    results: Sequence[Array],
+    results: Sequence[extension.ResultType],
     aliases: Any = None,
     **attributes: bool | int,
 ) -> Sequence[jax.Array]:
@@ -159,10 +156,10 @@ def call(
         samples.mask,
         results=results,
         aliases=aliases,
-        kernel_size=np.array(samples.kernel_size, np.int64),
-        strides=np.array(window.strides, np.int64),
-        padding=np.array([low for low, _ in window.padding], np.int64),
-        kernel_dilation=np.array(window.kernel_dilation, np.int64),
+        kernel_size=samples.kernel_size,
+        strides=window.strides,
+        padding=[low for low, _ in window.padding],
+        kernel_dilation=window.kernel_dilation,
         circular=window.circular,
         offset_groups=groups_and_taps(samples.offset, samples.kernel_size)[0],
         **attributes,
@@ -176,12 +173,12 @@ def positions(samples: Samples) -> tuple[jax.Array, jax.Array]:
     return samples.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in origin])
 
 
-def _columns(x: jax.Array, samples: Samples) -> Array:
+def _columns(x: jax.Array, samples: Samples) -> extension.ResultType:
     _, taps = groups_and_taps(samples.offset, samples.kernel_size)
     return (*samples.shape, taps, x.shape[-1]), x.dtype
 
 
-def position_results(samples: Samples, requested: Sequence[str]) -> dict[str, Array]:
+def position_results(samples: Samples, requested: Sequence[str]) -> dict[str, extension.ResultType]:
     """The shapes and types of those cotangents of offset and mask that are requested."""
     offset = samples.offset
     shapes = {"offset": offset.shape, "mask": (*offset.shape[:-1], offset.shape[-1] // 2)}

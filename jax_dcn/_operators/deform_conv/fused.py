@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_dcn._operators.deform_conv.convolution import Convolution
-from jax_dcn._operators.deform_conv.custom_calls import Array, call, position_results, positions
+from jax_dcn._operators.deform_conv.custom_calls import call, position_results, positions
 from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward, FusedCudaWeight
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._primitive.extension import ResultType
 
 
 def cpu_forward(convolution: Convolution, choices: FusedCpu) -> jax.Array:
@@ -34,7 +35,7 @@ def cpu_cotangents(
     """The requested cotangents: of x, in its type, and of offset, mask and weight, in float32."""
     (x, _, weight, _, _), spec, _ = convolution
     samples, flat_weight = convolution.samples, _by_tap(weight)
-    results: dict[str, Array] = {"x": (x.shape, x.dtype)} if "x" in requested else {}
+    results: dict[str, ResultType] = {"x": (x.shape, x.dtype)} if "x" in requested else {}
     results |= position_results(samples, requested)
     if "weight" in requested:
         results["weight"] = (flat_weight.shape, jnp.float32)

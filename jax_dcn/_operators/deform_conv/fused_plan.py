@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_dcn._operators.deform_conv.gpus import gpu_of
 from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.plan import ComputationPlan, Plans, counted
@@ -87,13 +88,14 @@ def cpu_gradients(requested: Mapping[str, str], problem: Problem) -> Plans:
     return {name: _planned(name, reason, choices, _FLOAT32_BYTES * size) for name, reason in requested.items()}
 
 
-def cuda_forward(problem: Problem, reason: str, resident_blocks: int) -> ComputationPlan:
+def cuda_forward(problem: Problem, reason: str) -> ComputationPlan:
     """The widest tile that a group's features fill, but narrower ones where too few blocks would keep a GPU busy.
 
     A block samples its pixels once for all its features. A symbolic number of pixels counts as many. Where an SM
     has shared memory for only one block, the widest tile does not fit in it. The workspace is the transposed weight.
     """
     pixels, groups = math.prod(problem.offset.shape[:3]), problem.spec.feature_group_count
+    resident_blocks = gpu_of(problem.target.compute_capability).resident_blocks
     sizes = TILE_FEATURES if resident_blocks > 1 else TILE_FEATURES[:-1]
 
     def blocks(tile: int) -> int:
@@ -106,13 +108,14 @@ def cuda_forward(problem: Problem, reason: str, resident_blocks: int) -> Computa
     return _planned("forward", reason, choices, problem.weight.dtype.itemsize * math.prod(problem.weight.shape))
 
 
-def cuda_weight(problem: Problem, reason: str, resident_blocks: int) -> ComputationPlan:
+def cuda_weight(problem: Problem, reason: str) -> ComputationPlan:
     """As many partial sums, each over a part of the pixels, as fill one wave of thread blocks.
 
     Symbolic numbers count as 1.
     """
     _, taps = problem.groups_and_taps
     groups, segment = problem.spec.feature_group_count, problem.segment_channels
+    resident_blocks = gpu_of(problem.target.compute_capability).resident_blocks
     *_, widest = WEIGHT_TILE_SAMPLES
     tile = next((tile for tile in WEIGHT_TILE_SAMPLES if tile >= problem.group_features), widest)
     has_one_sample = segment % WEIGHT_TILE == 0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
-from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns
+from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
 from jax_dcn._operators.sampling.primitive import sort_words
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.parts import balanced
@@ -69,7 +69,7 @@ def tangent(active: Collection[str], problem: Problem) -> ComputationPlan:
 def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
     """The images and rows whose columns are held at a time in derivatives of the reference."""
     x, offset, weight, _, _ = operands
-    row_bytes = math.prod(offset.shape[2:-1]) * pixel_columns(x, weight) * offset.dtype.itemsize
+    row_bytes = row_pixels(offset) * pixel_columns(x, weight) * offset.dtype.itemsize
     images, rows = _fitting(offset, row_bytes, 2 * COLUMN_BYTES[target.platform] // REFERENCE_DIVISOR)
     first_axis, *_ = OUTPUT_AXES[len(x.shape) - 2]
     return {"batch": images, first_axis: rows}

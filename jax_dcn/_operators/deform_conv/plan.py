@@ -62,7 +62,7 @@ def _forward(problem: Problem) -> ComputationPlan:
         return im2col_plan.forward(problem, reason)
     if problem.target.platform == "cpu":
         return fused_plan.cpu_forward(problem, reason)
-    return fused_plan.cuda_forward(problem, reason, gpu_of(problem.target.compute_capability).resident_blocks)
+    return fused_plan.cuda_forward(problem, reason)
 
 
 def _tangent(active: Collection[str], problem: Problem) -> Plans:
@@ -93,8 +93,7 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     if reasons["fused"] and platform == "cpu":
         plans |= fused_plan.cpu_gradients(reasons["fused"], problem)
     elif reasons["fused"]:
-        blocks = gpu_of(problem.target.compute_capability).resident_blocks
-        plans["weight"] = fused_plan.cuda_weight(problem, reasons["fused"]["weight"], blocks)
+        plans["weight"] = fused_plan.cuda_weight(problem, reasons["fused"]["weight"])
     if "bias" in requested:
         reason = "it is a sum over the cotangent of the result, which needs no kernel"
         plans["bias"] = ComputationPlan("bias", "xla", reason)

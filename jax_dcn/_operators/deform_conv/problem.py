@@ -46,12 +46,16 @@ class Problem(NamedTuple):
     @property
     def row_pixels(self) -> int:
         """The pixels of an output row; of volumes, of a plane."""
-        return math.prod(self.offset.shape[2:-1])
+        return row_pixels(self.offset)
 
     @property
     def column_row(self) -> int:
         """The number of elements of the columns of one output row."""
         return self.row_pixels * pixel_columns(self.x, self.weight)
+
+
+def row_pixels(offset: Shaped) -> int:
+    return math.prod(offset.shape[2:-1])
 
 
 def pixel_columns(x: Shaped, weight: Shaped) -> int:

@@ -10,7 +10,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from jax_dcn._operators.roi_pool.arguments import CONVENTIONS, Operands, Spec, check_operands
@@ -109,11 +108,11 @@ def _call(name: str, *operands: jax.Array | None, spec: Spec, shape: Sequence[in
         name,
         *operands,
         results=[(shape, dtype)],
-        output_size=np.array(spec.output_size, np.int64),
-        group_size=np.array(spec.group_size, np.int64),
-        part_size=np.array(spec.part_size, np.int64),
-        points=np.array(spec.points, np.int64),
-        convention=np.int64(CONVENTIONS.index(spec.convention)),
+        output_size=spec.output_size,
+        group_size=spec.group_size,
+        part_size=spec.part_size,
+        points=spec.points,
+        convention=CONVENTIONS.index(spec.convention),
         spatial_scale=spec.spatial_scale,
         trans_std=spec.trans_std,
     )

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from jax_dcn._operators import workspace
 from jax_dcn._operators.sampling.arguments import Operands, check_operands
@@ -58,8 +57,7 @@ def plan(request: Request, operands: Operands[Shaped]) -> Plans:
 
 def sort_words(dtype: Any) -> int:
     """32-bit elements to sort a pixel of a sample: a record of a point and a weight of this type, and an id."""
-    words: int = extension.modules["cpu"].sorted_tap_words(dtype.itemsize) + 1
-    return words
+    return extension.modules["cpu"].sorted_tap_words(dtype.itemsize) + 1
 
 
 def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def sample(x: jax.Array, locations: jax.Array, spec: Spec) -> jax.Array:
 
 
 def x_cotangent(
-    locations: jax.Array, d_out: jax.Array, spec: Spec, *, sums: tuple[Sequence[int], DTypeLike], workspace_size: int
+    locations: jax.Array, d_out: jax.Array, spec: Spec, *, sums: extension.ResultType, workspace_size: int
 ) -> jax.Array:
     """The cotangent of x [n, *sizes, C], of the shape and type `sums`. The workspace is in 32-bit elements."""
     results = [sums, ((workspace_size,), jnp.int32)]
@@ -130,9 +128,7 @@ def locations_cotangent(x: jax.Array, locations: jax.Array, d_out: jax.Array, sp
     return d_locations
 
 
-def _call(
-    name: str, *operands: jax.Array, spec: Spec, results: Sequence[tuple[Sequence[int], DTypeLike]]
-) -> Sequence[jax.Array]:
+def _call(name: str, *operands: jax.Array, spec: Spec, results: Sequence[extension.ResultType]) -> Sequence[jax.Array]:
     # The enumerations of lib/sampling/geometry.h have the order of these types.
     types = {"method": Method, "units": Units, "fold": Fold, "outside": Outside}
     numbers = {field: get_args(names).index(getattr(spec, field)) for field, names in types.items()}
