@@ -16,6 +16,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from jax_dcn import export
+from jax_dcn._names import replacement
 from jax_dcn._operators.aggregation.functions import dcnv3, multi_scale_deformable_attention
 from jax_dcn._operators.deform_conv.functions import deform_conv1d, deform_conv2d, deform_conv3d
 from jax_dcn._operators.deform_conv.gradients import (
@@ -84,4 +85,7 @@ else:
         # Flax takes longer to import than jax, so it is imported when a module that needs it is first used.
         if name in ("interop", "linen", "nnx", "quantize", "viz"):
             return import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        absent = f"module {__name__!r} has no attribute {name!r}"
+        if use := replacement(name):
+            raise AttributeError(f"{absent}. Use {use}.", name=name, obj=None)  # obj: Python is to suggest no others
+        raise AttributeError(absent)

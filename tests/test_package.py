@@ -1,3 +1,4 @@
+import operator
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import numpy
 import pytest
 
 import jax_dcn
+from jax_dcn import _names
 from jax_dcn._primitive.jax_internals import TESTED_VERSIONS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -42,6 +44,18 @@ def test_layers_are_imported_when_asked_for():
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
     with pytest.raises(AttributeError, match="'jax_dcn' has no attribute 'flex'"):
         _ = jax_dcn.flex
+
+
+def test_names_of_layers_and_of_other_libraries_are_explained():
+    assert set(_names.LAYERS) == set(jax_dcn.linen.__all__) == set(jax_dcn.nnx.__all__)
+    transformers = "RTDetrV2MultiscaleDeformableAttention"
+    for name in (*_names.LAYERS, *_names.FOREIGN, transformers):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'. Use jax_dcn") as raised:
+            getattr(jax_dcn, name)
+        for place in re.findall(r"jax_dcn\.(\w+(?:\.\w+)?)", str(raised.value)):
+            assert callable(operator.attrgetter(place)(jax_dcn))
+    with pytest.raises(AttributeError, match=r"^module 'jax_dcn' has no attribute 'roi_aling'$"):
+        _ = jax_dcn.roi_aling
 
 
 def run_in_source(folder, path):
