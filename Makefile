@@ -1,4 +1,4 @@
-# `make demo` and `make test` do everything, beginning with the virtual environment.
+# `make demo` and `make test` do everything, beginning with the virtual environment, which cmake/install.py makes.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,41 +8,56 @@ OUT ?=# folder for the results of gpu-check; by default benchmarks/results
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
 
-.PHONY: demo detector test thorough lint docs format benchmark gpu-check wheel clean
+.PHONY: demo rfcn detector build build-cuda test test-slow thorough lint docs format benchmark gpu-check wheel clean
 
 demo: .venv/installed
+	$(BIN)/python -m examples.detector.demo
+
+# Longer comparisons of plain and deformable detectors.
+rfcn: .venv/installed
 	$(BIN)/python -m examples.rfcn
 
 detector: .venv/installed
 	$(BIN)/python -m examples.detector --variants plain deformable
 
+build: .venv/installed
+
+# The CUDA kernels, too, for all architectures.
+build-cuda: .venv/cuda
+
 # With `worksteal`, most files run in one process, which compiles their programs and makes their fixtures only once.
-test: .venv/installed
-	$(MAKE) --jobs=2 lint docs .venv/gpu-compiler
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test: .venv/installed .venv/tools
+	$(MAKE) --jobs=2 lint docs
+	$(PYTEST)
+
+# What `make test` leaves to continuous integration: among others, all that reads the machine code of the CUDA kernels.
+test-slow: .venv/cuda .venv/gpu-compiler
+	$(PYTEST) -m slow
 
 # All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.
-thorough: .venv/installed .venv/gpu-compiler .venv/gpu-compiler-cuda12
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "thorough or not thorough" --optimized
+thorough: .venv/cuda .venv/gpu-compiler .venv/gpu-compiler-cuda12
+	$(PYTEST) -m "" --optimized
 
-lint: .venv/installed
+lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/mypy
 
 # docs/conf.py says why Sphinx's source directory is the whole repository.
-docs: .venv/installed
+docs: .venv/tools
 	$(BIN)/python -m sphinx --quiet --fresh-env --write-all --nitpicky --fail-on-warning --keep-going -c docs . out/docs
 	@echo "out/docs/docs/index.html"
 
-format: .venv/installed
+format: .venv/tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(FORMATTED)
 
-benchmark: .venv/installed
+benchmark: .venv/tools
 	$(BIN)/python -m benchmarks
 
 # A GPU machine may have no network, so $(PYTHON) is used as it is.
@@ -53,10 +68,17 @@ gpu-check:
 wheel:
 	$(PYTHON) -m tests.wheels
 
-.venv/installed: pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable ".[test,examples,benchmarks,docs]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
-	touch $@
+.venv/installed: cmake/install.py pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)
+	@$(PYTHON) cmake/install.py package JAX_DCN_WERROR=$(WERROR)
+	@touch $@
+
+.venv/tools: pyproject.toml | .venv/installed
+	@$(PYTHON) cmake/install.py tools
+	@touch $@
+
+.venv/cuda: .venv/installed .venv/tools
+	@$(PYTHON) cmake/install.py cuda JAX_DCN_WERROR=$(WERROR)
+	@touch $@
 
 # XLA's compilers for GPUs, which need no GPU. They are kept apart from the environment's packages, because jax would take
 # them for a complete GPU installation.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from examples.digits_library import scenes
@@ -56,24 +57,36 @@ def mean_dilations(model: Detector, params: dict, batches: list[scenes.Scenes]) 
 
 def draw_sampling(folder: Path, model: Detector, params: dict, batch: scenes.Scenes) -> None:
     """Draws what the last layer, and the last two, sample for the centres of a small and of a large object."""
-    layers = list(deformable_layers(model, params, batch.images).values())
+    layers = deformable_layers(model, params, batch.images)
     figure = Figure(figsize=(10.4, 10.4), layout="constrained")
     axes = figure.subplots(2, 2)
     for row, (name, size) in enumerate({"small": 0, "large": 2}.items()):
-        image, which = clearest_object(batch, size)
-        box = batch.boxes[image, which]
-        column, line = (int((box[i] + box[i + 2]) / 2 // STRIDE) for i in range(2))
+        which = clearest_object(batch, size)
         for panel, depth, title in zip(axes[row], (1, 2), ("last layer", "last two layers"), strict=True):
-            stack = [layer[image] for layer in layers[-depth:]]
-            viz.plot_sampling(stack, (line, column), image=batch.images[image], ax=panel)
-            panel.collections[0].set_clim(0, 1)
-            panel.set_axis_off()
-            zoom(panel, box, batch.images.shape[1])
-            draw_box(panel, box, int(batch.labels[image, which]))
+            draw_samples(panel, layers, depth, batch, which)
             panel.set_title(f"{name} object, {title}", fontsize=14)
-    legend = {"ncols": 3, "fontsize": 12, "facecolor": "dimgray", "labelcolor": "white"}
-    shown = (entries[:3] for entries in axes[0, 0].get_legend_handles_labels())
-    figure.legend(*shown, loc="outside upper center", **legend)
-    bar = figure.colorbar(axes[0, 0].collections[0], ax=axes, location="bottom", shrink=0.6, aspect=40, extend="max")
-    bar.set_label("modulation of the sample (1 = as in a plain convolution)", fontsize=12)
+    add_legend(figure, axes)
     figure.savefig(folder / "sampling.png", dpi=100)
+
+
+def draw_samples(
+    panel: Axes, layers: dict[str, viz.Layer], depth: int, batch: scenes.Scenes, which: tuple[int, int]
+) -> None:
+    """Draws what the last `depth` layers sample for the centre of the object `which`, an index into `batch.boxes`."""
+    image, box = which[0], batch.boxes[which]
+    column, line = (int((box[i] + box[i + 2]) / 2 // STRIDE) for i in range(2))
+    stack = [layer[image] for layer in list(layers.values())[-depth:]]
+    viz.plot_sampling(stack, (line, column), image=batch.images[image], ax=panel)
+    panel.collections[0].set_clim(0, 1)
+    panel.set_axis_off()
+    zoom(panel, box, batch.images.shape[1])
+    draw_box(panel, box, int(batch.labels[which]))
+
+
+def add_legend(figure: Figure, axes: np.ndarray) -> None:
+    """Explains the marks and colours of the panels `axes`, which `draw_samples` has drawn."""
+    legend = {"ncols": 3, "fontsize": 12, "facecolor": "dimgray", "labelcolor": "white"}
+    first = axes.flat[0]
+    figure.legend(*(entries[:3] for entries in first.get_legend_handles_labels()), loc="outside upper center", **legend)
+    bar = figure.colorbar(first.collections[0], ax=axes, location="bottom", shrink=0.6, aspect=40, extend="max")
+    bar.set_label("modulation of the sample (1 = as in a plain convolution)", fontsize=12)

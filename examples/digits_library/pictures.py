@@ -27,23 +27,23 @@ def draw_detections(path: Path, batch: scenes.Scenes, found: dict[str, Detection
     """
     figure = Figure(figsize=(3.4 * (1 + len(found)), 3.4 * images + 0.7), layout="constrained")
     columns = {"ground truth": Detections(batch.boxes, batch.labels >= 0, batch.labels)}
-    columns |= {variant: _strongest_class(detections) for variant, detections in found.items()}
+    columns |= {variant: strongest_class(detections) for variant, detections in found.items()}
     axes = figure.subplots(images, len(columns), squeeze=False)
-    for column, (title, (boxes, scores, classes)) in enumerate(columns.items()):
+    for column, (title, shown) in enumerate(columns.items()):
         axes[0, column].set_title(title, fontsize=15)
-        for row in range(images):
-            show(axes[row, column], batch.images[row])
-            for i in np.flatnonzero(scores[row] > SCORE_THRESHOLD):
-                score = None if title == "ground truth" else scores[row, i]
-                draw_box(axes[row, column], boxes[row, i], int(classes[row, i]), score)
+        for row, panel in enumerate(axes[:, column]):
+            draw_scene(panel, batch.images[row], shown, row, with_scores=title != "ground truth")
     figure.suptitle(f"Digits on photographs: detections with a score above {SCORE_THRESHOLD}", fontsize=16)
     figure.savefig(path, dpi=110)
 
 
-def show(axes: Axes, image: np.ndarray) -> None:
-    """Fill a panel with an image."""
+def draw_scene(axes: Axes, image: np.ndarray, found: Detections, index: int, with_scores: bool = True) -> None:
+    """Fill a panel with an image, and with those detections of image `index` whose scores exceed `SCORE_THRESHOLD`."""
     axes.imshow(image, interpolation="nearest")
     axes.set_axis_off()
+    for i in np.flatnonzero(found.scores[index] > SCORE_THRESHOLD):
+        score = found.scores[index, i] if with_scores else None
+        draw_box(axes, found.boxes[index, i], int(found.classes[index, i]), score)
 
 
 def zoom(axes: Axes, box: np.ndarray, image_size: int, window: float = WINDOW) -> None:
@@ -77,10 +77,12 @@ def clearest_object(batch: scenes.Scenes, size: int) -> tuple[int, int]:
         x0, y0, x1, y1 = batch.boxes[image, which].astype(int)
         return batch.images[image, y0:y1, x0:x1].std()
 
-    return max(candidates, key=contrast)
+    image, which = max(candidates, key=contrast)
+    return int(image), int(which)
 
 
-def _strongest_class(found):
+def strongest_class(found: Detections) -> Detections:
+    """The detections without those that lie where another class has a higher score."""
     one_class = np.zeros_like(found.classes[0])
     scores = [suppress(*image, one_class, NMS_THRESHOLD) for image in zip(found.boxes, found.scores, strict=True)]
     return found._replace(scores=np.array(scores))

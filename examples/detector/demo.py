@@ -1,0 +1,79 @@
+"""Train a detector with deformable layers, score it, and draw what it detects and where its layers sample.
+
+python -m examples.detector.demo
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from jax.sharding import AxisType
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from examples.digits_library import evaluate, scenes
+from examples.digits_library.compare import PICTURED_SCENES
+from examples.digits_library.pictures import clearest_object, draw_scene, strongest_class
+from examples.digits_library.train import Recipe, initial_state, train_step
+
+from .losses import loss
+from .model import Detector, detect
+from .sampling import add_legend, deformable_layers, draw_samples
+
+WIDTHS, BLOCKS = (16, 32, 64, 64), (1, 1, 2)  # fewer than by default, so that it is trained in a minute
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; by default, with the arguments of the process."""
+    parser = argparse.ArgumentParser(prog="python -m examples.detector.demo", description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=1000, help="training steps (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=4, help="scenes in a step (%(default)s)")
+    parser.add_argument("--validation-images", type=int, default=160, help="scenes to score (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("out/demo.png"), help="the picture (%(default)s)")
+    options = parser.parse_args(arguments)
+    model = Detector(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
+    print(f"Training on {jax.devices()[0].device_kind}: one to two minutes on two cores, the first step takes longer")
+    params = train(model, Recipe(options.steps, options.batch_size))
+    print("Detecting digits in scenes that the training has not shown: a few seconds")
+    truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
+    found = [jax.device_get(detect(model, params, batch.images)) for batch in truth]
+    scores = evaluate.average_precision(truth, found)
+    print(", ".join(f"{name} {100 * scores[name]:.1f}" for name in ("AP", "AP50", "AP75")), "(of 100)")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    draw(options.out, model, params)
+    print(f"The picture {options.out} shows detections, and where the deformable layers sample.")
+
+
+def train(model: Detector, recipe: Recipe) -> dict:
+    """The parameters after all steps."""
+    batches = scenes.training_batches(0, range(recipe.steps), recipe.batch_size)
+    mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
+    with jax.set_mesh(mesh), tqdm(batches, "training", recipe.steps, mininterval=1) as progress:
+        state = initial_state(model, recipe, scenes.IMAGE_SIZE, 0)
+        for batch in progress:
+            state, measured = train_step(model, loss, recipe, state, batch)
+            progress.set_postfix({"loss": f"{measured['loss']:.3g}"}, refresh=False)
+    return jax.device_get(state.params)
+
+
+def draw(path: Path, model: Detector, params: dict) -> None:
+    """Draws scenes with a small, a medium and a large object, and what the last two layers sample for each of them."""
+    sizes = list(evaluate.SIZE_LIMITS)
+    figure = Figure(figsize=(13.5, 11), layout="constrained")
+    axes = figure.subplots(2, len(sizes))
+    for size, (found_panel, sampled_panel) in enumerate(axes.T):
+        numbers = range(size, PICTURED_SCENES * len(sizes), len(sizes))
+        batch = scenes.make_batch("validation", evaluate.VALIDATION_SEED, numbers)
+        found = strongest_class(jax.device_get(detect(model, params, batch.images)))
+        image, which = clearest_object(batch, size)
+        draw_scene(found_panel, batch.images[image], found, image)
+        found_panel.set_title("detections", fontsize=14)
+        draw_samples(sampled_panel, deformable_layers(model, params, batch.images), 2, batch, (image, which))
+        sampled_panel.set_title(f"samples of two layers in a {sizes[size]} object", fontsize=14)
+    add_legend(figure, axes[1])
+    figure.savefig(path, dpi=90)
+
+
+if __name__ == "__main__":
+    main()
