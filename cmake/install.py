@@ -49,9 +49,7 @@ def check_machine():
     """Exits with an explanation if the package cannot be installed, before anything is downloaded."""
     if sys.version_info < (3, 11):  # noqa: UP036 - an older Python can run this file up to here
         version = ".".join(map(str, sys.version_info[:3]))
-        stop(
-            f"Python 3.11 or newer is needed, and {sys.executable} is {version}. Name another: make PYTHON=python3.12 ..."
-        )
+        stop(f"Python 3.11 or newer is needed, and {sys.executable} is {version}. Or: make PYTHON=python3.12")
     try:
         os.makedirs(VENV, exist_ok=True)
     except OSError as error:
