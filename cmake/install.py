@@ -148,4 +148,7 @@ def stop(text):
 
 if __name__ == "__main__":
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:
+        stop("Interrupted. The same command goes on from here.")
