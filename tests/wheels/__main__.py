@@ -29,6 +29,7 @@ LARGEST = 20e6  # bytes
 OLDEST = "python3.11"  # which has no stable ABI that suffices
 # The C++ library of an older system lacks functions that this compiler uses.
 WITH_CXX_LIBRARY = "-static-libstdc++", "-Wl,--exclude-libs,ALL"
+ARCHITECTURES = "80;90;100;120"  # whichever GPU this machine has
 
 
 def pythons() -> list[str]:
@@ -73,10 +74,11 @@ def build_wheels(
     """One wheel with each of the environments, by the compiler whose name begins with the prefix."""
     folder.mkdir()
     flags = " ".join([*WITH_CXX_LIBRARY, *glibc.link_flags(folder, prefix)])
-    define = f"-Ccmake.define.CMAKE_MODULE_LINKER_FLAGS={flags}"
+    defined = {"CMAKE_MODULE_LINKER_FLAGS": flags, "JAX_DCN_CUDA_CODE": ARCHITECTURES}
+    options = [f"-Ccmake.define.{name}={value}" for name, value in defined.items()]
     for builder in builders:
         own = cross.variables(builder.parent.name == OLDEST) if prefix else {}
-        command = builder / "pip", "wheel", "--no-deps", "--wheel-dir", folder, define, sdist
+        command = builder / "pip", "wheel", "--no-deps", "--wheel-dir", folder, *options, sdist
         run(*command, variables={**variables, **own})
 
 
