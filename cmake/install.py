@@ -39,7 +39,7 @@ def main(part, *options):
         if part == "package":
             install_package(*options)
         elif part == "cuda":
-            build(*options, "JAX_DCN_CUDA=AUTO", "JAX_DCN_CUDA_CODE=80;90;100;120")
+            build(*options, "JAX_DCN_CUDA=AUTO", "JAX_DCN_CUDA_CODE=ALL")
         else:
             say("Installing pytest, mypy, ruff, clang-format, Sphinx and others: 200 MB")
             pip(*requirements("test", "benchmarks", "docs"))

@@ -39,6 +39,36 @@ def test_supported_versions():
     assert re.findall(r'python: "(.*?)"', workflow) == [pythons[0], pythons[-1]]
 
 
+@pytest.mark.parametrize(
+    "gpus, requested, expected",
+    [
+        ("9.0 9.0", "", "90-real;80-virtual (for the GPU of this machine)"),
+        ("8.6 7.5 12.1", "", "86-real;120-real;80-virtual (for the GPU of this machine)"),
+        ("13.0", "", "80-virtual (for the GPU of this machine)"),
+        ("'library version: 580.65'", "", "80-real;90-real;100-real;120-real;80-virtual (for all GPUs"),
+        ("9.0", "80 120", "80-real;120-real;80-virtual (as requested)"),
+    ],
+)
+def test_architectures_of_a_build(gpus, requested, expected, monkeypatch, tmp_path):
+    """CMake's choice, by an nvidia-smi that finds `gpus`, and an nvcc that does not know all of them."""
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    for name, lines in {"nvidia-smi": gpus, "nvcc": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s\\n' {lines}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "choice.cmake").write_text(
+        f"set(JAX_DCN_CUDA ON)\nset(JAX_DCN_CUDA_CODE {requested})\nset(CMAKE_CUDA_COMPILER {tmp_path}/nvcc)\n"
+        f"include({ROOT}/cmake/FindCudaCompiler.cmake)\n"
+        'message("${JAX_DCN_CUDA_FLAGS} ${architectures} (${reason})")\n'
+    )
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDAARCHS", raising=False)
+    done = subprocess.run(["cmake", "-P", tmp_path / "choice.cmake"], capture_output=True, text=True, check=True)
+    code = "".join(f"sm_{name}," for name in re.findall(r"(\d+)-real", expected))
+    assert f"=arch=compute_80,code=[{code}compute_80] {expected}" in done.stderr
+    assert ("7.5" in done.stdout) == ("7.5" in gpus)
+
+
 def test_layers_are_imported_when_asked_for():
     script = "import sys, jax_dcn; assert 'flax' not in sys.modules; jax_dcn.linen.DeformConv, jax_dcn.nnx.DeformConv"
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

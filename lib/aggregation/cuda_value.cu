@@ -216,8 +216,8 @@ const char* SortAndGather(const Device& device, const AggregationSizes& sizes, c
       auto* const sorted = reinterpret_cast<SortedSample<A>*>(workspace);
       int32_t* const ids = workspace + count * layout.samples * kSampleWords<A>;
       int32_t* const row_start = ids + count * layout.samples;
-      const CsrTables<SortedSample<A>> csr = {
-          count, tables.rows.count, int32_t(layout.samples), false, row_start, sorted, ids};
+      const CsrTables<SortedSample<A>> csr = {count, tables.rows.count, int32_t(layout.samples), row_start, sorted,
+                                              ids};
       failure = SortByRow(device, tables, csr);
       if (failure) break;
       failure = Launch<GatherKernel<T, N>>(device, BlocksFor(count * shape.warps * kWarp), tables, count, shape,

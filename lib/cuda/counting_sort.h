@@ -30,11 +30,10 @@ constexpr int32_t kNoRow = -1;
 template <typename Value>
 struct CsrTables {
   int64_t tables;
-  int32_t rows, entries;     // of each table; ids are less than `entries`
-  bool is_row_start_global;  // row_start counts over all tables, else from the start of each
-  int32_t* row_start;        // [tables, rows + 1]: the start of each row; the last is the end of the table
-  Value* values;             // [tables, entries], sorted by row, then by id
-  int32_t* workspace;        // [tables, entries]
+  int32_t rows, entries;  // of each table; ids are less than `entries`
+  int32_t* row_start;     // [tables, rows + 1]: the start of each row in the table; the last is the end of all
+  Value* values;          // [tables, entries], sorted by row, then by id
+  int32_t* workspace;     // [tables, entries]
 };
 
 namespace {
@@ -100,7 +99,8 @@ struct SortShape {
   }
 };
 
-// The exclusive sum over the lanes, plus *sum, to which the sum of all lanes is added.
+// The exclusive sum over the lanes, plus *sum, to which the sum of all lanes is added. Loops that call this are not
+// unrolled: each call waits for the one before, and its shuffles compile to much code.
 __device__ inline int32_t ExclusiveSum(int32_t value, int32_t* sum) {
   int32_t inclusive = value;
   for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -159,6 +159,7 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
     __syncthreads();
     if (warp == 0) {
       int32_t sum = 0;
+#pragma unroll 1
       for (int32_t first_bin = 0; first_bin < shape.bins; first_bin += kWarp) {
         const int32_t bin = first_bin + Lane();
         int32_t count = 0;
@@ -257,6 +258,7 @@ struct SortedBin {
 // end, and stores where each row ends. `next` may be `row_ends`.
 __device__ inline void FindPlaces(int32_t rows, int32_t bin_start, int32_t* next, int32_t* row_ends) {
   int32_t lower_rows_end = bin_start;
+#pragma unroll 1
   for (int32_t first = 0; first < rows; first += kWarp) {
     const int32_t row = first + Lane(), count = row < rows ? next[row] : 0;
     const int32_t first_place = ExclusiveSum(count, &lower_rows_end);
@@ -268,36 +270,32 @@ __device__ inline void FindPlaces(int32_t rows, int32_t bin_start, int32_t* next
 }
 
 // Counts the entries of each row of a bin, and then gives each entry the next place of its row. `next` may be
-// `row_ends`: when all entries have their places, the next place of a row is its end.
+// `row_ends`: when all entries have their places, the next place of a row is its end. The entries are computed twice,
+// or once if they are staged, that is stored in shared memory until all rows are counted.
 template <typename Entries, typename Value>
-__device__ void SortBin(const Entries& entries, int32_t rows, int32_t bin_start, int32_t* next, int32_t* row_ends,
-                        Value* places) {
+__device__ void SortBin(const Entries& entries, int32_t rows, int32_t bin_start, bool is_staged,
+                        SortedBin<Value>& staged, int32_t* next, int32_t* row_ends, Value* places) {
   for (int32_t row = Lane(); row < rows; row += kWarp) next[row] = 0;
   __syncwarp();
-  entries.ForEach([&](const auto&, int32_t row, int32_t) { TakeNext(next, row); });
-  FindPlaces(rows, bin_start, next, row_ends);
-  entries.ForEach([&](const auto& entry, int32_t row, int32_t) {
-    const int32_t place = TakeNext(next, row);
-    if (row >= 0) places[place] = entries.value(entry);
-  });
-}
-
-// Sorts a bin that fits in shared memory: the entries are computed once, and stored in the order of their places.
-template <typename Entries, typename Value>
-__device__ void SortStagedBin(const Entries& entries, int32_t rows, int32_t bin_start, SortedBin<Value>& staged,
-                              int32_t* row_ends, Value* places) {
-  for (int32_t row = Lane(); row < rows; row += kWarp) staged.next[row] = 0;
-  __syncwarp();
-  entries.ForEach([&](const auto& entry, int32_t row, int32_t index) {
-    const int32_t rank = TakeNext(staged.next, row);
-    if (row < 0) return;
-    staged.values[index] = entries.value(entry);
-    staged.rows[index] = int16_t(row);
-    staged.ranks[index] = int16_t(rank);
-  });
-  FindPlaces(rows, bin_start, staged.next, row_ends);
+#pragma unroll 1  // so that the code of an entry is compiled once
+  for (int pass = 0; pass < (is_staged ? 1 : 2); ++pass) {
+    entries.ForEach([&](const auto& entry, int32_t row, int32_t index) {
+      const int32_t rank_or_place = TakeNext(next, row);
+      if (row < 0 || (pass == 0 && !is_staged)) return;
+      const Value value = entries.value(entry);
+      if (is_staged) {
+        staged.values[index] = value;
+        staged.rows[index] = int16_t(row);
+        staged.ranks[index] = int16_t(rank_or_place);
+      } else {
+        places[rank_or_place] = value;
+      }
+    });
+    if (pass == 0) FindPlaces(rows, bin_start, next, row_ends);
+  }
+  if (!is_staged) return;
   for (int32_t i = Lane(); i < entries.count; i += kWarp) {
-    staged.order[staged.next[staged.rows[i]] - bin_start + staged.ranks[i]] = int16_t(i);
+    staged.order[next[staged.rows[i]] - bin_start + staged.ranks[i]] = int16_t(i);
   }
   __syncwarp();
   for (int32_t i = Lane(); i < entries.count; i += kWarp) places[bin_start + i] = staged.values[staged.order[i]];
@@ -305,8 +303,7 @@ __device__ void SortStagedBin(const Entries& entries, int32_t rows, int32_t bin_
 
 // A warp sorts a bin. It counts the rows in shared memory if they are few, and else where the ends of the rows will be.
 template <typename Tables, typename Value>
-__global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start_global, int32_t* row_start,
-                               Value* values, const int32_t* ids) {
+__global__ void SortBinsKernel(Tables tables, SortShape shape, int32_t* row_start, Value* values, const int32_t* ids) {
   __shared__ SortedBin<Value> shared[kSortWarps];
   SortedBin<Value>& own = shared[threadIdx.x / kWarp];
   for (int64_t i = global_thread() / kWarp; i < shape.tables * shape.bins; i += grid_stride() / kWarp) {
@@ -317,16 +314,13 @@ __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start
     const BinEntries bin_entries(entries_of_table, shape, table, bin, row_start, ids);
     __syncwarp();  // the ranges have been read
     int32_t* const row_ends = row_start + shape.first_row_start(table) + first_row + 1;
-    const int32_t table_start = is_row_start_global ? int32_t(table * shape.entries) : 0;  // as row_start counts
-    if (bin == 0 && Lane() == 0) row_ends[-1] = table_start;
-    const int32_t bin_start = table_start + bin_entries.lower_entries;
-    Value* const places = values + (is_row_start_global ? 0 : table * shape.entries);
+    if (bin == 0 && Lane() == 0) row_ends[-1] = 0;
+    const int32_t bin_start = bin_entries.lower_entries;
+    Value* const places = values + table * shape.entries;
     if (rows > kSharedRows) {
-      SortBin(bin_entries, rows, bin_start, row_ends, row_ends, places);
-    } else if (bin_entries.count > kStaged<Value>) {
-      SortBin(bin_entries, rows, bin_start, own.next, row_ends, places);
+      SortBin(bin_entries, rows, bin_start, false, own, row_ends, row_ends, places);
     } else {
-      SortStagedBin(bin_entries, rows, bin_start, own, row_ends, places);
+      SortBin(bin_entries, rows, bin_start, bin_entries.count <= kStaged<Value>, own, own.next, row_ends, places);
     }
   }
 }
@@ -340,8 +334,8 @@ const char* SortByRow(const Device& device, const Tables& tables, const CsrTable
   if (failure) return failure;
   constexpr int kSortThreads = kSortWarps * kWarp;
   const int64_t blocks = CeilDiv(shape.tables * shape.bins, kSortWarps);
-  return Launch<SortBinsKernel<Tables, Value>>(device, {blocks, kSortThreads, 0, 1}, tables, shape,
-                                               csr.is_row_start_global, csr.row_start, csr.values, csr.workspace);
+  return Launch<SortBinsKernel<Tables, Value>>(device, {blocks, kSortThreads, 0, 1}, tables, shape, csr.row_start,
+                                               csr.values, csr.workspace);
 }
 
 }  // namespace

@@ -101,6 +101,45 @@ const char* DispatchWidth(int64_t n, const F& f) {
   return n % kWide == 0 ? f(Width<kWide>()) : f(Width<1>());
 }
 
+// The type of the data, and whether a thread moves 16 bytes of it at once, as an argument of a kernel. Only the inner
+// loops of a kernel depend on them. It has a loop for each, so that the rest of its code is compiled once.
+struct VectorType {
+  DType dtype;
+  int32_t element_bytes;
+  bool is_wide;
+
+  // For runs of `n` contiguous elements.
+  VectorType(DType dtype, int64_t n)
+      : dtype(dtype), element_bytes(int32_t(BytesOf(dtype))), is_wide(n % (16 / element_bytes) == 0) {}
+
+  int64_t elements() const { return is_wide ? 16 / element_bytes : 1; }
+
+  // Calls f as DispatchVectors does. A is the type of sums; N is the number of elements, if a kernel is only for that.
+  template <typename A, int N = 0, typename F>
+  __device__ void Dispatch(const F& f) const {
+    constexpr bool kIsDouble = sizeof(A) == sizeof(double);
+    if constexpr (N == 0) {
+      if (!is_wide) return Dispatch<A, 1>(f);
+      if (kIsDouble || dtype == DType::kF32) return Dispatch<A, 16 / sizeof(A)>(f);
+      if constexpr (!kIsDouble) Dispatch<A, 8>(f);
+    } else if constexpr (kIsDouble || N == 4) {
+      f(A(), Width<N>());
+    } else {
+      if (dtype == DType::kF16) return f(__half(), Width<N>());
+      if (N == 8 || dtype == DType::kBF16) return f(__nv_bfloat16(), Width<N>());
+      if constexpr (N == 1) f(float(), Width<N>());
+    }
+  }
+};
+
+// Calls f with a value of the type of sums, and the number of elements that a thread moves at once.
+template <typename F>
+const char* DispatchSums(const VectorType& vector_type, const F& f) {
+  if (vector_type.dtype == DType::kF64) return vector_type.is_wide ? f(double(), Width<2>()) : f(double(), Width<1>());
+  if (!vector_type.is_wide) return f(float(), Width<1>());
+  return vector_type.dtype == DType::kF32 ? f(float(), Width<4>()) : f(float(), Width<8>());
+}
+
 // Calls f with a value of the type of the data, and the number of its elements that a thread moves at once.
 template <typename F>
 const char* DispatchVectors(DType dtype, int64_t n, const F& f) {

@@ -40,9 +40,10 @@ __device__ void StoreRounded(char* address, const A (&values)[N]) {
   AsVector<N>(reinterpret_cast<T*>(address)) = vector;
 }
 
-// The blocks of an SM, by which the compiler limits the registers of kernels that need many.
-template <typename T>
-constexpr int kResidentBlocks = sizeof(T) == 8 ? 2 : 3;
+// One more block is resident per SM where a thread adds up one channel at a time in float: kernels need fewer
+// registers.
+template <typename A, int N>
+constexpr int kHasFewSums = N == 1 && sizeof(A) == 4;
 
 // Stores the value of a sample that reads no corner.
 template <typename T, int N, typename A>
@@ -53,31 +54,34 @@ __device__ void StoreUnread(const SampleRounds& call, const SampleRecord<A>& rec
 }
 
 // A subwarp computes the columns of a sample: the channels of its offset group, N at a time.
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads, 4) SampleColumnsKernel(SampleRounds call, const T* x, T* columns) {
-  using A = Accumulator<T>;
+template <typename A, int N>
+__global__ void __launch_bounds__(kThreads, 4 + kHasFewSums<A, N>)
+    SampleColumnsKernel(SampleRounds call, VectorType vector_type, const char* x, char* columns) {
   __shared__ SampleRecord<A> records[kThreads];
   for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {
     const int64_t image = call.Image(round);
     const RoundSample own = call.Sample(round, image);
     if (own.index >= 0) records[threadIdx.x] = call.Record(own, call.Locate<A>(own));
     __syncthreads();
-    const T* const pixels = x + call.ImageStart(image);
+    const char* const pixels = x + call.ImageStart(image);
     ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int, bool is_valid) {
       if (!is_valid) return;
-      char* const out = reinterpret_cast<char*>(columns) + record.column;
-      if (record.pixel == kUnread) {
-        StoreUnread<T, N>(call, record, out);
-        return;
-      }
-      const CornerChannels<T> corners(call, pixels, record);
-      ForEachVector<T, N>(call, [&](int64_t c) {
-        A sum[N] = {};
-        for (int corner = 0; corner < 4; ++corner) {
-          const Vector<A, N> pixel = corners.template Load<N>(corner, c);
-          for (int v = 0; v < N; ++v) sum[v] += record.weights[corner] * pixel.value[v];
+      vector_type.Dispatch<A, N>([&](auto tag, auto) {
+        using T = decltype(tag);
+        char* const out = columns + record.column;
+        if (record.pixel == kUnread) {
+          StoreUnread<T, N>(call, record, out);
+          return;
         }
-        StoreRounded<T>(out + c, sum);
+        const CornerChannels corners(call, pixels, record);
+        ForEachVector<T, N>(call, [&](int64_t c) {
+          A sum[N] = {};
+          for (int corner = 0; corner < 4; ++corner) {
+            const Vector<A, N> pixel = corners.Load<T, N>(corner, c);
+            for (int v = 0; v < N; ++v) sum[v] += record.weights[corner] * pixel.value[v];
+          }
+          StoreRounded<T>(out + c, sum);
+        });
       });
     });
     __syncthreads();
@@ -122,11 +126,11 @@ __device__ Vector<A, 4> WeightTangents(const Positions& positions, int64_t sampl
 }
 
 // A subwarp computes the tangents of the columns of a sample, and its columns if requested.
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
-    SampleTangentsKernel(SampleRounds call, Tangents tangents, const T* x, bool columns_requested, T* columns) {
-  using A = Accumulator<T>;
-  const T* const d_x = static_cast<const T*>(tangents.x);
+template <typename A, int N>
+__global__ void __launch_bounds__(kThreads, (N == 1 ? 4 : 3) + kHasFewSums<A, N>)
+    SampleTangentsKernel(SampleRounds call, VectorType vector_type, Tangents tangents, const char* x,
+                         bool columns_requested, char* columns) {
+  const char* const d_x = static_cast<const char*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
   const A* const d_mask = static_cast<const A*>(tangents.mask);
   __shared__ SampleRecord<A> records[kThreads];
@@ -143,32 +147,35 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
     const int64_t image_start = call.ImageStart(image);
     ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
       if (!is_valid) return;
-      // The columns follow the tangents of the same tap.
-      char* const out = reinterpret_cast<char*>(columns) + record.column;
-      char* const value_out = out + call.pixel_bytes;
-      if (record.pixel == kUnread) {
-        StoreUnread<T, N>(call, record, out);
-        if (columns_requested) StoreUnread<T, N>(call, record, value_out);
-        return;
-      }
-      const CornerChannels<T> corners(call, x + image_start, record), d_corners(call, d_x + image_start, record);
-      const Vector<A, 4> weight_tangent = weight_tangents[i];
-      ForEachVector<T, N>(call, [&](int64_t c) {
-        A value[N] = {}, tangent[N] = {};
-        for (int corner = 0; corner < 4; ++corner) {
-          const Vector<A, N> pixel = corners.template Load<N>(corner, c);
-          for (int v = 0; v < N; ++v) value[v] += record.weights[corner] * pixel.value[v];
-          // A tangent that is zero has no term, which would be NaN for an infinite factor.
-          if (d_offset || d_mask) {
-            for (int v = 0; v < N; ++v) tangent[v] += weight_tangent.value[corner] * pixel.value[v];
-          }
-          if (d_x) {
-            const Vector<A, N> d_pixel = d_corners.template Load<N>(corner, c);
-            for (int v = 0; v < N; ++v) tangent[v] += record.weights[corner] * d_pixel.value[v];
-          }
+      vector_type.Dispatch<A, N>([&](auto tag, auto) {
+        using T = decltype(tag);
+        // The columns follow the tangents of the same tap.
+        char* const out = columns + record.column;
+        char* const value_out = out + call.pixel_bytes;
+        if (record.pixel == kUnread) {
+          StoreUnread<T, N>(call, record, out);
+          if (columns_requested) StoreUnread<T, N>(call, record, value_out);
+          return;
         }
-        StoreRounded<T>(out + c, tangent);
-        if (columns_requested) StoreRounded<T>(value_out + c, value);
+        const CornerChannels corners(call, x + image_start, record), d_corners(call, d_x + image_start, record);
+        const Vector<A, 4> weight_tangent = weight_tangents[i];
+        ForEachVector<T, N>(call, [&](int64_t c) {
+          A value[N] = {}, tangent[N] = {};
+          for (int corner = 0; corner < 4; ++corner) {
+            const Vector<A, N> pixel = corners.Load<T, N>(corner, c);
+            for (int v = 0; v < N; ++v) value[v] += record.weights[corner] * pixel.value[v];
+            // A tangent that is zero has no term, which would be NaN for an infinite factor.
+            if (d_offset || d_mask) {
+              for (int v = 0; v < N; ++v) tangent[v] += weight_tangent.value[corner] * pixel.value[v];
+            }
+            if (d_x) {
+              const Vector<A, N> d_pixel = d_corners.Load<T, N>(corner, c);
+              for (int v = 0; v < N; ++v) tangent[v] += record.weights[corner] * d_pixel.value[v];
+            }
+          }
+          StoreRounded<T>(out + c, tangent);
+          if (columns_requested) StoreRounded<T>(value_out + c, value);
+        });
       });
     });
     __syncthreads();
@@ -177,11 +184,10 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
 
 // A subwarp computes the dot products of a sample's cotangent and its corners, and its columns if they are not null;
 // then each thread computes the cotangents of the offset and mask of the sample that it has located.
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
-    OffsetCotangentKernel(SampleRounds call, const T* x, const T* d_columns, Accumulator<T>* d_offset,
-                          Accumulator<T>* d_mask, T* columns) {
-  using A = Accumulator<T>;
+template <typename A, int N>
+__global__ void __launch_bounds__(kThreads, (sizeof(A) == 8 ? 2 : 3) + kHasFewSums<A, N>)
+    OffsetCotangentKernel(SampleRounds call, VectorType vector_type, const char* x, const char* d_columns, A* d_offset,
+                          A* d_mask, char* columns) {
   __shared__ SampleRecord<A> records[kThreads];
   __shared__ Vector<A, 4> dots[kThreads];
   const int subwarp = 1 << call.log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
@@ -194,17 +200,22 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
       records[threadIdx.x] = call.Record(own, own_corners);
     }
     __syncthreads();
-    const T* const pixels = x + call.ImageStart(image);
+    const char* const pixels = x + call.ImageStart(image);
     ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
-      char* const out = reinterpret_cast<char*>(columns) + record.column;
       A dot[4] = {};
-      if (record.pixel != kUnread) {
-        const CornerChannels<T> corners(call, pixels, record);
+      vector_type.Dispatch<A, N>([&](auto tag, auto) {
+        using T = decltype(tag);
+        char* const out = columns + record.column;
+        if (record.pixel == kUnread) {
+          if (columns && is_valid) StoreUnread<T, N>(call, record, out);
+          return;
+        }
+        const CornerChannels corners(call, pixels, record);
         ForEachVector<T, N>(call, [&](int64_t c) {
-          const Vector<A, N> d_column = Load<T, N>(reinterpret_cast<const char*>(d_columns) + record.column + c);
+          const Vector<A, N> d_column = Load<T, N>(d_columns + record.column + c);
           A sum[N] = {};
           for (int corner = 0; corner < 4; ++corner) {
-            const Vector<A, N> pixel = corners.template Load<N>(corner, c);
+            const Vector<A, N> pixel = corners.Load<T, N>(corner, c);
             for (int v = 0; v < N; ++v) {
               dot[corner] += d_column.value[v] * pixel.value[v];
               sum[v] += record.weights[corner] * pixel.value[v];
@@ -212,9 +223,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
           }
           if (columns && is_valid) StoreRounded<T>(out + c, sum);
         });
-      } else if (columns && is_valid) {
-        StoreUnread<T, N>(call, record, out);
-      }
+      });
       if (call.log2_subwarp == kMaxLog2Subwarp) {
         A sum = SumOverLanes(dot);
         sum += __shfl_xor_sync(kWholeWarp, sum, 4);
@@ -243,36 +252,34 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
-  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
-    using T = decltype(tag);
-    constexpr int N = decltype(width)::value;
-    const SampleRounds call(sizes, positions, sizeof(T), N);
-    return Launch<SampleColumnsKernel<T, N>>(device, call.rounds(), call, static_cast<const T*>(x),
-                                             static_cast<T*>(columns));
+  const VectorType vector_type(dtype, sizes.group_channels());
+  return DispatchSums(vector_type, [&](auto tag, auto width) {
+    const SampleRounds call(sizes, positions, vector_type);
+    return Launch<SampleColumnsKernel<decltype(tag), decltype(width)::value>>(
+        device, call.rounds(), call, vector_type, static_cast<const char*>(x), static_cast<char*>(columns));
   });
 }
 
 const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
-  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
-    using T = decltype(tag);
-    constexpr int N = decltype(width)::value;
-    const SampleRounds call(sizes, positions, sizeof(T), N, columns_requested ? 2 : 1);
-    return Launch<SampleTangentsKernel<T, N>>(device, call.rounds(), call, tangents, static_cast<const T*>(x),
-                                              columns_requested, static_cast<T*>(columns));
+  const VectorType vector_type(dtype, sizes.group_channels());
+  return DispatchSums(vector_type, [&](auto tag, auto width) {
+    const SampleRounds call(sizes, positions, vector_type, columns_requested ? 2 : 1);
+    return Launch<SampleTangentsKernel<decltype(tag), decltype(width)::value>>(
+        device, call.rounds(), call, vector_type, tangents, static_cast<const char*>(x), columns_requested,
+        static_cast<char*>(columns));
   });
 }
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask, void* columns) {
-  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
-    using T = decltype(tag);
-    using A = Accumulator<T>;
-    constexpr int N = decltype(width)::value;
-    const SampleRounds call(sizes, positions, sizeof(T), N);
-    return Launch<OffsetCotangentKernel<T, N>>(device, call.rounds(), call, static_cast<const T*>(x),
-                                               static_cast<const T*>(d_columns), static_cast<A*>(d_offset),
-                                               static_cast<A*>(d_mask), static_cast<T*>(columns));
+  const VectorType vector_type(dtype, sizes.group_channels());
+  return DispatchSums(vector_type, [&](auto tag, auto width) {
+    using A = decltype(tag);
+    const SampleRounds call(sizes, positions, vector_type);
+    return Launch<OffsetCotangentKernel<A, decltype(width)::value>>(
+        device, call.rounds(), call, vector_type, static_cast<const char*>(x), static_cast<const char*>(d_columns),
+        static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<char*>(columns));
   });
 }
 

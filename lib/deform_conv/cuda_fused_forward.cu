@@ -287,15 +287,29 @@ class ForwardThread {
     sums.MultiplyStage(shared_.stages[stage].samples, shared_.stages[stage].weight);
   }
 
-  // Stores the sums, rounded to Out, in the widest vectors that the features of a group consist of.
-  template <typename Out>
-  __device__ void Store(const Accumulators& sums, const float* __restrict__ bias, Out* y) const {
-    constexpr int kWidest = kGemmVectorBytes / sizeof(Out);
-    if (call_.group_features % kWidest == 0) {
-      StoreVectors<kWidest>(sums, bias, y);
-    } else {
-      StoreVectors<2>(sums, bias, y);
-    }
+  // Stores the sums, rounded to the type of y.
+  __device__ void Store(const Accumulators& sums, const float* __restrict__ bias, void* y) const {
+    sums.ForEachRun(tile().first_feature, [&](int32_t in_group, const auto& for_each_row) {
+      const int32_t feature = tile().group * call_.group_features + in_group;
+      Vector<float, 2> added[kRunColumns / 2];
+      for (int k = 0; k < kRunColumns; k += 2) {
+        const bool is_valid = in_group + k < call_.group_features;
+        added[k / 2] = is_valid ? AsVector<2>(bias + feature + k) : Vector<float, 2>{};
+      }
+      for_each_row([&](int pixel, const float (&values)[kRunColumns]) {
+        const int64_t p = shared_.pixels[pixel];
+        if (p < 0) return;
+        float total[kRunColumns];
+        for (int k = 0; k < kRunColumns; ++k) total[k] = values[k] + added[k / 2].value[k % 2];
+        // One branch per row and run, so that the rest is compiled once.
+        const int64_t element = p * call_.features + feature;
+        if (std::is_same_v<T, float> || call_.is_y_float) {
+          StoreRun(total, in_group, static_cast<float*>(y) + element);
+        } else {
+          StoreRun(total, in_group, static_cast<T*>(y) + element);
+        }
+      });
+    });
   }
 
  private:
@@ -314,25 +328,25 @@ class ForwardThread {
     shared_.stages[stage].samples[InStage(i)] = loads.Blend(zero_dependency);
   }
 
+  // In the widest vectors that the features of a group consist of.
+  template <typename Out>
+  __device__ void StoreRun(const float (&total)[kRunColumns], int32_t in_group, Out* y) const {
+    constexpr int kWidest = kGemmVectorBytes / sizeof(Out);
+    if (call_.group_features % kWidest == 0) {
+      StoreVectors<kWidest>(total, in_group, y);
+    } else {
+      StoreVectors<2>(total, in_group, y);
+    }
+  }
+
   template <int kWidth, typename Out>
-  __device__ void StoreVectors(const Accumulators& sums, const float* __restrict__ bias, Out* y) const {
-    sums.ForEachRun(tile().first_feature, [&](int32_t in_group, const auto& for_each_row) {
-      const int32_t feature = tile().group * call_.group_features + in_group;
-      Vector<float, kWidth> added[kRunColumns / kWidth];
-      for (int k = 0; k < kRunColumns; k += kWidth) {
-        const bool is_valid = in_group + k < call_.group_features;
-        added[k / kWidth] = is_valid ? AsVector<kWidth>(bias + feature + k) : Vector<float, kWidth>{};
-      }
-      for_each_row([&](int pixel, const float (&values)[kRunColumns]) {
-        const int64_t p = shared_.pixels[pixel];
-        for (int k = 0; k < kRunColumns; k += kWidth) {
-          if (p < 0 || in_group + k >= call_.group_features) continue;
-          Vector<Out, kWidth> out;
-          for (int i = 0; i < kWidth; ++i) out.value[i] = Out(values[k + i] + added[k / kWidth].value[i]);
-          AsVector<kWidth>(y + p * call_.features + feature + k) = out;
-        }
-      });
-    });
+  __device__ void StoreVectors(const float (&total)[kRunColumns], int32_t in_group, Out* y) const {
+    for (int k = 0; k < kRunColumns; k += kWidth) {
+      if (in_group + k >= call_.group_features) return;
+      Vector<Out, kWidth> out;
+      for (int i = 0; i < kWidth; ++i) out.value[i] = Out(total[k + i]);
+      AsVector<kWidth>(y + k) = out;
+    }
   }
 
   const ForwardCall& call_;
@@ -371,11 +385,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
       __syncthreads();
     }
     if (!is_first) thread.Multiply(1 - stage, sums);
-    if (std::is_same_v<T, float> || call.is_y_float) {
-      thread.Store(sums, bias, static_cast<float*>(y));
-    } else {
-      thread.Store(sums, bias, static_cast<T*>(y));
-    }
+    thread.Store(sums, bias, y);
     __syncthreads();
   }
 }

@@ -56,10 +56,10 @@ struct SampleRounds {
   int64_t pixel_bytes, tap_bytes, group_bytes;
   int64_t right, far_right, down, far_down;
 
-  SampleRounds(const Sizes& sizes, const Positions& positions, int64_t element, int64_t vector, int64_t arrays = 1)
+  SampleRounds(const Sizes& sizes, const Positions& positions, const VectorType& vector_type, int64_t arrays = 1)
       : sizes(sizes),
         positions(positions),
-        log2_subwarp(Log2Subwarp(vector, sizes.group_channels())),
+        log2_subwarp(Log2Subwarp(vector_type.elements(), sizes.group_channels())),
         round_samples(RoundSamples(log2_subwarp, sizes.pixels() * sizes.pixel_samples())),
         image_samples(sizes.samples() * sizes.offset_groups),
         image_rounds(CeilDiv(image_samples, round_samples)),
@@ -68,9 +68,9 @@ struct SampleRounds {
         by_pixel_samples(sizes.pixel_samples()),
         by_offset_groups(sizes.offset_groups),
         by_kernel_columns(sizes.window.kernel[1]),
-        pixel_bytes(sizes.channels * element),
+        pixel_bytes(sizes.channels * BytesOf(vector_type.dtype)),
         tap_bytes(arrays * pixel_bytes),
-        group_bytes(sizes.group_channels() * element),
+        group_bytes(sizes.group_channels() * BytesOf(vector_type.dtype)),
         right(pixel_bytes),
         far_right(sizes.window.circular ? (1 - sizes.width) * pixel_bytes : 0),
         down(sizes.width * pixel_bytes),
@@ -94,9 +94,9 @@ struct SampleRounds {
 
   DCN_HOST_DEVICE int64_t rounds() const { return sizes.images * image_rounds; }
   __device__ int64_t Image(int64_t round) const { return by_image_rounds.Quotient(round); }
-  // The offset in x of an image of the part.
+  // The offset in x of an image of the part, in bytes.
   __device__ int64_t ImageStart(int64_t image) const {
-    return (sizes.first_image(positions.origin) + image) * sizes.height * sizes.width * sizes.channels;
+    return (sizes.first_image(positions.origin) + image) * sizes.height * sizes.width * pixel_bytes;
   }
 
   // The samples of a round.
@@ -157,21 +157,20 @@ __device__ Vector<Accumulator<T>, N> Load(const char* address) {
 }
 
 // The addresses of a sample's corners, at the first channel of its offset group.
-template <typename T>
 struct CornerChannels {
   const char* address[4];
 
   template <typename A>
-  __device__ CornerChannels(const SampleRounds& call, const T* image, const SampleRecord<A>& record) {
+  __device__ CornerChannels(const SampleRounds& call, const char* image, const SampleRecord<A>& record) {
     const int64_t right = record.pixel & kIsFarRight ? call.far_right : call.right;
     const int64_t down = record.pixel & kIsFarDown ? call.far_down : call.down;
-    address[0] = reinterpret_cast<const char*>(image) + (record.pixel >> 2);
+    address[0] = image + (record.pixel >> 2);
     address[1] = address[0] + right;
     address[2] = address[0] + down;
     address[3] = address[2] + right;
   }
 
-  template <int N>
+  template <typename T, int N>
   __device__ Vector<Accumulator<T>, N> Load(int corner, int64_t channel_bytes) const {
     return dcn::Load<T, N>(address[corner] + channel_bytes);
   }

@@ -205,7 +205,6 @@ const char* SortSamples(Device& device, DType dtype, const Sizes& sizes, const P
     const CsrTables<SortedSample<A>> tables = {sizes.images * sizes.offset_groups,
                                                int32_t(sizes.cells()),
                                                int32_t(sizes.samples()),
-                                               false,
                                                sorted.cell_start,
                                                static_cast<SortedSample<A>*>(sorted.samples),
                                                workspace};

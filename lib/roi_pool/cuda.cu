@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cmath>
+#include <type_traits>
 
 #include "device.h"
 #include "launch.h"
@@ -127,6 +128,23 @@ struct PointInterval {
   __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
 };
 
+// Cotangents of the pooled features. Their type is not known when a kernel is compiled, so that one kernel serves all
+// types that are summed in A: the kernel loads few of them for each bin that it locates.
+struct PooledCotangents {
+  DType dtype;
+  const void* features;
+
+  // N features from `index` on.
+  template <int N, typename A>
+  __device__ Vector<A, N> Load(int64_t index) const {
+    if constexpr (std::is_same_v<A, float>) {
+      if (dtype == DType::kF16) return Widened(AsVector<N>(static_cast<const __half*>(features) + index));
+      if (dtype == DType::kBF16) return Widened(AsVector<N>(static_cast<const __nv_bfloat16*>(features) + index));
+    }
+    return AsVector<N>(static_cast<const A*>(features) + index);
+  }
+};
+
 // Adds to each pixel of a lane its share of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
 struct AddMean {
   Rois rois;
@@ -139,9 +157,9 @@ struct AddMean {
 
   // Adds to `sum` the cotangent `d` of a bin, for pixels x to x + kPixels - 1 of row y. `index` is that of the bin's
   // first feature in d_pooled.
-  template <int kPixels, int N, typename A, typename T>
+  template <int kPixels, int N, typename A>
   __device__ void operator()(const PoolSizes& sizes, const Roi<A>& roi, int64_t row, int64_t column, A shift_y,
-                             A shift_x, int64_t y, int64_t x, const T* d_pooled, int64_t index,
+                             A shift_x, int64_t y, int64_t x, const PooledCotangents& d_pooled, int64_t index,
                              Vector<A, N> (&sum)[kPixels]) const {
     A weight_y = 0, weight_x[kPixels] = {};
     const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t pixel, A weight, A) {
@@ -153,11 +171,11 @@ struct AddMean {
       for (int j = 0; j < kPixels; ++j) weight_x[j] = pixel == x + j ? weight : weight_x[j];
     });
     if (num_points_x == A(0)) return;
-    const Vector<T, N> d = AsVector<N>(d_pooled + index);
+    const Vector<A, N> d = d_pooled.Load<N, A>(index);
     const A scale = weight_y / (num_points_y * num_points_x);
     for (int j = 0; j < kPixels; ++j) {
       if (weight_x[j] == A(0)) continue;  // 0 times an infinite cotangent would be NaN
-      for (int v = 0; v < N; ++v) sum[j].value[v] += scale * weight_x[j] * A(d.value[v]);
+      for (int v = 0; v < N; ++v) sum[j].value[v] += scale * weight_x[j] * d.value[v];
     }
   }
 };
@@ -172,9 +190,10 @@ struct AddAtArgmax {
     return 0;
   }
 
-  template <int kPixels, int N, typename A, typename T>
+  template <int kPixels, int N, typename A>
   __device__ void operator()(const PoolSizes& sizes, const Roi<A>& roi, int64_t row, int64_t column, A, A, int64_t y,
-                             int64_t x, const T* d_pooled, int64_t index, Vector<A, N> (&sum)[kPixels]) const {
+                             int64_t x, const PooledCotangents& d_pooled, int64_t index,
+                             Vector<A, N> (&sum)[kPixels]) const {
     const BinPoints<A> points_y(sizes, roi, 0, row, A(0)), points_x(sizes, roi, 1, column, A(0));
     for (int v = 0; v < N; ++v) {
       // The argmax is an operand, so it could be anything.
@@ -182,7 +201,7 @@ struct AddAtArgmax {
       if (i < 0 || i >= points_y.count || j < 0 || j >= points_x.count) continue;
       const PoolPoint<A> point_y = points_y.Locate(sizes, roi, 0, i), point_x = points_x.Locate(sizes, roi, 1, j);
       if (!point_y.is_valid || !point_x.is_valid) continue;
-      const A d = A(d_pooled[index + v]);
+      const A d = d_pooled.Load<1, A>(index + v).value[0];
       const A weight_y = point_y.WeightOf(y);
       for (int k = 0; k < kPixels; ++k) {
         const A weight = weight_y * point_x.WeightOf(x + k);
@@ -276,9 +295,9 @@ struct PoolTile {
 };
 
 // Adds to a thread's pixels the cotangent of one bin of its channel group.
-template <typename A, int N, typename T, typename Add>
+template <typename A, int N, typename Add>
 __device__ void AddBin(const PoolSizes& sizes, const Rois& rois, const Add& add, const PoolTile<A, N>& tile,
-                       int64_t roi_index, int32_t row, int32_t column, const T* d_pooled,
+                       int64_t roi_index, int32_t row, int32_t column, const PooledCotangents& d_pooled,
                        Vector<A, N> (&sum)[kWarpColumns<A>]) {
   if (row >= tile.rows.end || column >= tile.columns.end) return;
   const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
@@ -297,11 +316,10 @@ __device__ void AddBin(const PoolSizes& sizes, const Rois& rois, const Add& add,
 // A listed bin has a number, and stands for the bin of this number in each channel group. With one channel group and
 // one class, all channels have the same bins and offsets, and one test serves them all. Otherwise these differ between
 // the channels of a warp: all bins are listed, and each lane tests the bin of its own channel group.
-template <typename T, int N, typename Add>
-__global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKernel(PoolSizes sizes, Rois rois,
-                                                                                     Add add, const T* d_pooled,
-                                                                                     Accumulator<T>* d_x) {
-  using A = Accumulator<T>;
+template <typename A, int N, typename Add>
+__global__ __launch_bounds__(kThreads, sizeof(A) == 8 ? 1 : 2) void XCotangentKernel(PoolSizes sizes, Rois rois,
+                                                                                     Add add, PooledCotangents d_pooled,
+                                                                                     A* d_x) {
   using Tile = PoolTile<A, N>;
   __shared__ int64_t listed_rois[kThreads], listed_bins[kThreads];
   __shared__ int32_t counts[kThreads / kWarp];
@@ -347,12 +365,13 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKe
 
 // One work item: d_offset of one part and class. It is computed by `item_lanes` neighbouring lanes, a power of two,
 // which share the features of the class and add their partial sums by shuffles.
-template <typename T, int N>
-__global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, const T* d_pooled,
-                                      Accumulator<T>* d_offset, int item_lanes) {
-  using A = Accumulator<T>;
+template <typename A>
+__global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, VectorType vector_type, const char* x,
+                                      const char* d_pooled, A* d_offset, int item_lanes) {
+  const int64_t element_bytes = vector_type.element_bytes, pixel_bytes = sizes.channels * element_bytes;
   const int64_t parts = int64_t{sizes.part[0]} * sizes.part[1] * sizes.classes;
   const int64_t n = sizes.batches * sizes.rois * parts;
+  const int lane = Lane() & (item_lanes - 1);
   // A multiple of the warp size, so that all lanes of a warp reach the shuffles.
   const int64_t num_threads = (n * item_lanes + kWarp - 1) / kWarp * kWarp;
   for (int64_t thread = global_thread(); thread < num_threads; thread += grid_stride()) {
@@ -370,21 +389,26 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, co
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         for (int64_t column = columns.begin; column < columns.end; ++column) {
           const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
-          const T* d_bin = d_pooled + bin * sizes.features();
-          const T* image = x + first_row * sizes.width * sizes.channels + ChannelGroupIndex(sizes, row, column);
+          const char* d_bin = d_pooled + bin * sizes.features() * element_bytes;
+          const int64_t channel = ChannelGroupIndex(sizes, row, column);
+          const char* image = x + first_row * sizes.width * pixel_bytes + channel * element_bytes;
           A bin_dy = 0, bin_dx = 0;
           A num_points_x = 0;
           const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
             num_points_x =
                 ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
-                  const T* pixel = image + (y * sizes.width + column_of_x) * sizes.channels;
+                  const char* pixel = image + (y * sizes.width + column_of_x) * pixel_bytes;
                   A dot = 0;
                   const int64_t end = (class_ + 1) * sizes.class_features();
-                  for (int64_t f = end - sizes.class_features() + thread % item_lanes * N; f < end;
-                       f += item_lanes * N) {
-                    const Vector<T, N> d = AsVector<N>(d_bin + f), value = AsVector<N>(pixel + f * sizes.groups());
-                    for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
-                  }
+                  vector_type.Dispatch<A>([&](auto tag, auto width) {
+                    using T = decltype(tag);
+                    constexpr int N = decltype(width)::value;
+                    for (int64_t f = end - sizes.class_features() + lane * N; f < end; f += item_lanes * N) {
+                      const Vector<T, N> d = AsVector<N>(reinterpret_cast<const T*>(d_bin) + f),
+                                         value = AsVector<N>(reinterpret_cast<const T*>(pixel) + f * sizes.groups());
+                      for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
+                    }
+                  });
                   bin_dy += slope_y * weight_x * dot;
                   bin_dx += weight_y * slope_x * dot;
                 });
@@ -402,7 +426,7 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, co
       dy += __shfl_xor_sync(kWholeWarp, dy, lanes);
       dx += __shfl_xor_sync(kWholeWarp, dx, lanes);
     }
-    if (work_item >= n || thread % item_lanes != 0) continue;
+    if (work_item >= n || lane != 0) continue;
     d_offset[2 * work_item] = dx;
     d_offset[2 * work_item + 1] = dy;
   }
@@ -410,9 +434,8 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, co
 
 // Each thread finds the largest points of N neighbouring features of one bin. `store` writes them, or their values;
 // those of an RoI that is not pooled are empty.
-template <typename T, int N, typename Store>
-__global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, const T* x, Store store) {
-  using A = Accumulator<T>;
+template <typename A, int N, typename Store>
+__global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, VectorType vector_type, const char* x, Store store) {
   const int64_t vectors = sizes.channels / N, n = sizes.batches * sizes.rois * sizes.bins() * vectors;
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
     const int64_t f = work_item % vectors * N, bin = work_item / vectors % sizes.bins(),
@@ -420,7 +443,7 @@ __global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, const T* x, Store stor
     const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
     Largest<A> largest[N];
     if (roi.state == RoiState::kValid) {
-      const T* image = x + FirstImageRow(sizes, roi, roi_index) * sizes.width * sizes.channels + f;
+      const int64_t first_pixel = FirstImageRow(sizes, roi, roi_index) * sizes.width;
       const BinPoints<A> points_y(sizes, roi, 0, bin / sizes.output[1], A(0));
       const BinPoints<A> points_x(sizes, roi, 1, bin % sizes.output[1], A(0));
       for (int32_t i = 0; i < points_y.count; ++i) {
@@ -429,32 +452,39 @@ __global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, const T* x, Store stor
           const PoolPoint<A> point_x = points_x.Locate(sizes, roi, 1, j);
           const bool is_valid = point_y.is_valid && point_x.is_valid;
           A value[N] = {};
+          vector_type.Dispatch<A, N>([&](auto tag, auto) {
+            using T = decltype(tag);
+            const T* const image = reinterpret_cast<const T*>(x) + first_pixel * sizes.channels + f;
 #pragma unroll  // a dynamic index would place the points in local memory
-          for (int k = 0; k < 4; ++k) {
-            if (!is_valid) break;
-            const int64_t pixel = point_y.pixel[k / 2] * sizes.width + point_x.pixel[k % 2];
-            const A weight = point_y.weight(k / 2) * point_x.weight(k % 2);
-            if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
-            const Vector<T, N> corner = AsVector<N>(image + pixel * sizes.channels);
-            for (int v = 0; v < N; ++v) value[v] += weight * A(corner.value[v]);
-          }
+            for (int k = 0; k < 4; ++k) {
+              if (!is_valid) break;
+              const int64_t pixel = point_y.pixel[k / 2] * sizes.width + point_x.pixel[k % 2];
+              const A weight = point_y.weight(k / 2) * point_x.weight(k % 2);
+              if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
+              const Vector<T, N> corner = AsVector<N>(image + pixel * sizes.channels);
+              for (int v = 0; v < N; ++v) value[v] += weight * A(corner.value[v]);
+            }
+          });
           for (int v = 0; v < N; ++v) largest[v].Add(value[v], is_valid, i, j);
         }
       }
     }
-    store.template Write<N>(work_item * N, roi.state, largest);
+    store.template Write<N>(vector_type, work_item * N, roi.state, largest);
   }
 }
 
-template <typename T>
 struct StoreValues {
-  T* pooled;
+  void* pooled;
 
   template <int N, typename A>
-  __device__ void Write(int64_t index, RoiState state, const Largest<A> (&largest)[N]) const {
-    Vector<T, N> out;
-    for (int v = 0; v < N; ++v) out.value[v] = T(state == RoiState::kNotFinite ? A(NAN) : largest[v].value);
-    AsVector<N>(pooled + index) = out;
+  __device__ void Write(const VectorType& vector_type, int64_t index, RoiState state,
+                        const Largest<A> (&largest)[N]) const {
+    vector_type.Dispatch<A, N>([&](auto tag, auto) {
+      using T = decltype(tag);
+      Vector<T, N> out;
+      for (int v = 0; v < N; ++v) out.value[v] = T(state == RoiState::kNotFinite ? A(NAN) : largest[v].value);
+      AsVector<N>(static_cast<T*>(pooled) + index) = out;
+    });
   }
 };
 
@@ -463,7 +493,7 @@ struct StoreArgmax {
   int32_t* columns;
 
   template <int N, typename A>
-  __device__ void Write(int64_t index, RoiState, const Largest<A> (&largest)[N]) const {
+  __device__ void Write(const VectorType&, int64_t index, RoiState, const Largest<A> (&largest)[N]) const {
     for (int v = 0; v < N; ++v) {
       rows[index + v] = largest[v].row;
       columns[index + v] = largest[v].column;
@@ -477,28 +507,25 @@ int64_t ContiguousFeatures(const PoolSizes& sizes) { return sizes.groups() == 1 
 template <typename Add>
 const char* LaunchXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const Add& add,
                              const void* d_pooled, void* d_x) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    return DispatchWidth<Accumulator<T>>(ContiguousFeatures(sizes), [&](auto width) {
+  return DispatchAccumulator(dtype, [&](auto tag) {
+    using A = decltype(tag);
+    return DispatchWidth<A>(ContiguousFeatures(sizes), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      const int64_t tiles = PoolTile<Accumulator<T>, N>::Count(sizes);
-      return Launch<XCotangentKernel<T, N, Add>>(device, tiles, sizes, rois, add, static_cast<const T*>(d_pooled),
-                                                 static_cast<Accumulator<T>*>(d_x));
+      return Launch<XCotangentKernel<A, N, Add>>(device, PoolTile<A, N>::Count(sizes), sizes, rois, add,
+                                                 PooledCotangents{dtype, d_pooled}, static_cast<A*>(d_x));
     });
   });
 }
 
-// `make_store(T)` makes the functor that stores the result.
-template <typename MakeStore>
+template <typename Store>
 const char* LaunchMaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
-                          const MakeStore& make_store) {
-  return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
-    using T = decltype(tag);
+                          const Store& store) {
+  const VectorType vector_type(dtype, sizes.channels);
+  return DispatchSums(vector_type, [&](auto tag, auto width) {
     constexpr int N = decltype(width)::value;
-    const auto store = make_store(tag);
     const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.channels / N;
-    return Launch<MaxPoolKernel<T, N, decltype(make_store(tag))>>(device, BlocksFor(n), sizes, rois,
-                                                                  static_cast<const T*>(x), store);
+    return Launch<MaxPoolKernel<decltype(tag), N, Store>>(device, BlocksFor(n), sizes, rois, vector_type,
+                                                          static_cast<const char*>(x), store);
   });
 }
 
@@ -524,29 +551,26 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
   const int64_t n = sizes.batches * sizes.rois * sizes.part[0] * sizes.part[1] * sizes.classes;
   if (sizes.features() == 0)
     return DispatchAccumulator(dtype, [&](auto tag) { return SetZero<decltype(tag)>(device, d_offset, n * 2); });
-  return DispatchVectors(dtype, ContiguousFeatures(sizes), [&](auto tag, auto width) {
-    using T = decltype(tag);
-    constexpr int N = decltype(width)::value;
-    int item_lanes = 1;
-    while (item_lanes < kWarp && item_lanes * N < sizes.class_features()) item_lanes *= 2;
-    return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(n * item_lanes), sizes, rois, static_cast<const T*>(x),
-                                               static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_offset),
-                                               item_lanes);
+  const VectorType vector_type(dtype, ContiguousFeatures(sizes));
+  int item_lanes = 1;
+  while (item_lanes < kWarp && item_lanes * vector_type.elements() < sizes.class_features()) item_lanes *= 2;
+  return DispatchAccumulator(dtype, [&](auto tag) {
+    using A = decltype(tag);
+    return Launch<OffsetCotangentKernel<A>>(device, BlocksFor(n * item_lanes), sizes, rois, vector_type,
+                                            static_cast<const char*>(x), static_cast<const char*>(d_pooled),
+                                            static_cast<A*>(d_offset), item_lanes);
   });
 }
 
 const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                     void* pooled) {
-  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto tag) {
-    using T = decltype(tag);
-    return StoreValues<T>{static_cast<T*>(pooled)};
-  });
+  return LaunchMaxPool(device, dtype, sizes, rois, x, StoreValues{pooled});
 }
 
 const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                           int32_t* argmax) {
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
-  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto) { return StoreArgmax{argmax, argmax + count}; });
+  return LaunchMaxPool(device, dtype, sizes, rois, x, StoreArgmax{argmax, argmax + count});
 }
 
 const char* MaxPoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,

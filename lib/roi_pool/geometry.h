@@ -185,29 +185,30 @@ DCN_HOST_DEVICE A ForEachPixel(const PoolSizes& sizes, const Roi<A>& roi, int ax
   const BinPoints<A> points(sizes, roi, axis, bin, shift);
   int32_t num_valid = 0, pixel = 0;
   A weight[2] = {0, 0}, slope[2] = {0, 0};  // of `pixel` and `pixel` + 1
-  const auto flush = [&](int side) {
-    if (weight[side] != A(0) || slope[side] != A(0)) visit(pixel + side, weight[side], slope[side]);
-  };
   const bool is_ascending = roi.size[axis] >= A(0);
-  for (int32_t i = 0; i < points.count; ++i) {
-    const PoolPoint<A> point = points.Locate(sizes, roi, axis, is_ascending ? i : points.count - 1 - i);
-    if (!point.is_valid) continue;
-    if (num_valid++ && point.pixel[0] != pixel) {
-      flush(0);
-      const bool is_next = point.pixel[0] == pixel + 1;
-      if (!is_next) flush(1);
-      weight[0] = is_next ? weight[1] : A(0);
-      slope[0] = is_next ? slope[1] : A(0);
+  for (int32_t i = 0;; ++i) {
+    const bool is_end = i == points.count;
+    PoolPoint<A> point = {};
+    if (!is_end) {
+      point = points.Locate(sizes, roi, axis, is_ascending ? i : points.count - 1 - i);
+      if (!point.is_valid) continue;
+      ++num_valid;
+    }
+    // Pixels before those of the point have their sums. A loop, because each call of `visit` is inlined.
+    const int32_t first = is_end ? pixel + 2 : point.pixel[0];
+    for (int complete = first == pixel ? 0 : first == pixel + 1 ? 1 : 2; complete > 0; --complete, ++pixel) {
+      if (weight[0] != A(0) || slope[0] != A(0)) visit(pixel, weight[0], slope[0]);
+      weight[0] = weight[1];
+      slope[0] = slope[1];
       weight[1] = slope[1] = A(0);
     }
-    pixel = point.pixel[0];
+    if (is_end) break;
+    pixel = first;
     for (int side = 0; side < 2; ++side) {
       weight[side] += point.weight(side);
       slope[side] += point.slope(side);
     }
   }
-  flush(0);
-  flush(1);
   return sizes.is_rounded() ? A(num_valid) : roi.points[axis];
 }
 

@@ -15,40 +15,37 @@ namespace dcn {
 namespace {
 
 // The blocks of an SM that the registers have room for.
-template <typename T, typename S>
-constexpr int kBlocks = sizeof(T) == 8 || S::kAxisTaps == 4 ? 1 : 2;
+template <typename A, bool kHasManySums>
+constexpr int kBlocks = sizeof(A) == 8 || kHasManySums ? 1 : 2;
 
 // The lanes that share the channels of a point: each has 16 bytes, if there are as many.
 constexpr int kMaxLanes = 4;
 constexpr int kLaneBytes = 16;
 
-int Log2Lanes(int64_t channels, int64_t item_bytes) {
+int Log2Lanes(int64_t pixel_bytes) {
   int log2_lanes = 0;
-  while (1 << log2_lanes < kMaxLanes && (kLaneBytes << log2_lanes) < channels * item_bytes) ++log2_lanes;
+  while (1 << log2_lanes < kMaxLanes && (kLaneBytes << log2_lanes) < pixel_bytes) ++log2_lanes;
   return log2_lanes;
 }
 
 // The pixels that a sample reads: negative if none.
-template <typename T, int kTaps>
+template <int kTaps>
 struct PixelsOfSample {
-  const T* image;
+  const char* image;
   uint32_t pixel_bytes;
   int32_t pixel[kTaps];
 
   // N channels of a tap's pixel; zeros if there is none. One multiply-add of 32 and 64 bits makes the address.
-  template <int N>
+  template <typename T, int N>
   __device__ Vector<Accumulator<T>, N> Load(int tap, int channel) const {
-    const char* const first = reinterpret_cast<const char*>(image + channel);
-    const char* const address = first + uint64_t{uint32_t(pixel[tap])} * pixel_bytes;
+    const char* const address = image + channel * sizeof(T) + uint64_t{uint32_t(pixel[tap])} * pixel_bytes;
     return Widened(LoadOrZeros<N>(pixel[tap] >= 0, reinterpret_cast<const T*>(address)));
   }
 };
 
 // The points of a warp, and the one that the calling thread has located. Those past the end repeat the last one.
-template <typename T, typename S>
+template <typename A, typename S>
 struct WarpOfPoints {
-  using A = Accumulator<T>;
-
   int64_t first, end, batch;
   LocatedPoint<A, S> located;
   int32_t pixel[S::kTaps];
@@ -63,10 +60,10 @@ struct WarpOfPoints {
 
   __device__ int64_t own() const { return min(first + Lane(), end - 1); }
   // Those of the point that a lane has located.
-  __device__ PixelsOfSample<T, S::kTaps> PixelsOf(int lane, const SamplingSizes& sizes, const T* x) const {
-    const int64_t image = batch * sizes.pixels() * sizes.channels;
-    PixelsOfSample<T, S::kTaps> pixels = {x + __shfl_sync(kWholeWarp, image, lane),
-                                          uint32_t(sizes.channels * sizeof(T))};
+  __device__ PixelsOfSample<S::kTaps> PixelsOf(int lane, const SamplingSizes& sizes, const char* x,
+                                               uint32_t pixel_bytes) const {
+    const int64_t image = batch * sizes.pixels() * pixel_bytes;
+    PixelsOfSample<S::kTaps> pixels = {x + __shfl_sync(kWholeWarp, image, lane), pixel_bytes};
 #pragma unroll
     for (int tap = 0; tap < S::kTaps; ++tap) pixels.pixel[tap] = __shfl_sync(kWholeWarp, pixel[tap], lane);
     return pixels;
@@ -78,64 +75,74 @@ struct WarpOfPoints {
   static __device__ bool IsTakenIn(int round, int log2_lanes) { return (Lane() << log2_lanes) / kWarp == round; }
 };
 
-template <typename T, int N, typename S>
-__global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
-    SampleKernel(SamplingSizes sizes, int log2_lanes, const T* x, const Accumulator<T>* locations, T* out) {
-  using A = Accumulator<T>;
-  const int channels = int(sizes.channels), step = N << log2_lanes, first_channel = Lane() * N % step;
+template <typename A, typename S, int kVector>
+__global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic && kVector != 1>)
+    SampleKernel(SamplingSizes sizes, VectorType vector_type, uint32_t pixel_bytes, int log2_lanes, const char* x,
+                 const A* locations, char* out) {
+  const int channels = int(sizes.channels);
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
-    const WarpOfPoints<T, S> own(sizes, locations, first);
+    const WarpOfPoints<A, S> own(sizes, locations, first);
     A own_weight[S::kTaps];
 #pragma unroll
     for (int tap = 0; tap < S::kTaps; ++tap) own_weight[tap] = own.located.weight(sizes.rules.interpolation, tap);
     for (int round = 0; round < 1 << log2_lanes; ++round) {
       const int source = own.Located(round, log2_lanes);
-      const auto pixels = own.PixelsOf(source, sizes, x);
+      const auto pixels = own.PixelsOf(source, sizes, x, pixel_bytes);
       const A unread = __shfl_sync(kWholeWarp, own.located.unread_value(), source);
       A weight[S::kTaps];
 #pragma unroll
       for (int tap = 0; tap < S::kTaps; ++tap) weight[tap] = __shfl_sync(kWholeWarp, own_weight[tap], source);
       if (first + source >= own.end) continue;
-      T* const result = out + (first + source) * sizes.channels;
-      for (int channel = first_channel; channel < channels; channel += step) {
-        A sum[N];
-        for (int v = 0; v < N; ++v) sum[v] = unread;
+      char* const result = out + (first + source) * pixel_bytes;
+      vector_type.Dispatch<A, kVector>([&](auto tag, auto width) {
+        using T = decltype(tag);
+        constexpr int N = decltype(width)::value;
+        const int step = N << log2_lanes;
+        for (int channel = Lane() * N & (step - 1); channel < channels; channel += step) {
+          A sum[N];
+          for (int v = 0; v < N; ++v) sum[v] = unread;
 #pragma unroll
-        for (int tap = 0; tap < S::kTaps; ++tap) {
-          const auto loaded = pixels.template Load<N>(tap, channel);
-          for (int v = 0; v < N; ++v) sum[v] += weight[tap] * loaded.value[v];
+          for (int tap = 0; tap < S::kTaps; ++tap) {
+            const auto loaded = pixels.template Load<T, N>(tap, channel);
+            for (int v = 0; v < N; ++v) sum[v] += weight[tap] * loaded.value[v];
+          }
+          Vector<T, N> rounded;
+          for (int v = 0; v < N; ++v) rounded.value[v] = T(sum[v]);
+          AsVector<N>(reinterpret_cast<T*>(result) + channel) = rounded;
         }
-        Vector<T, N> rounded;
-        for (int v = 0; v < N; ++v) rounded.value[v] = T(sum[v]);
-        AsVector<N>(result + channel) = rounded;
-      }
+      });
     }
   }
 }
 
-template <typename T, int N, typename S>
-__global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
-    LocationsCotangentKernel(SamplingSizes sizes, int log2_lanes, const T* x, const Accumulator<T>* locations,
-                             const T* d_out, Accumulator<T>* d_locations) {
-  using A = Accumulator<T>;
-  const int channels = int(sizes.channels), step = N << log2_lanes, first_channel = Lane() * N % step;
+template <typename A, typename S>
+__global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic>)
+    LocationsCotangentKernel(SamplingSizes sizes, VectorType vector_type, uint32_t pixel_bytes, int log2_lanes,
+                             const char* x, const A* locations, const char* d_out, A* d_locations) {
+  const int channels = int(sizes.channels);
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
-    const WarpOfPoints<T, S> own(sizes, locations, first);
+    const WarpOfPoints<A, S> own(sizes, locations, first);
     A own_dot[S::kTaps] = {};
     for (int round = 0; round < 1 << log2_lanes; ++round) {
       const int source = own.Located(round, log2_lanes);
-      const auto pixels = own.PixelsOf(source, sizes, x);
-      const T* const d = d_out + min(first + source, own.end - 1) * sizes.channels;
+      const auto pixels = own.PixelsOf(source, sizes, x, pixel_bytes);
+      const char* const d = d_out + min(first + source, own.end - 1) * pixel_bytes;
       A dot[S::kTaps] = {};
-      for (int channel = first_channel; channel < channels; channel += step) {
-        const Vector<A, N> cotangent = Widened(AsVector<N>(d + channel));
+      // Sixteen vectors and their sums would not fit the registers.
+      vector_type.Dispatch<A, S::kIsCubic ? 1 : 0>([&](auto tag, auto width) {
+        using T = decltype(tag);
+        constexpr int N = decltype(width)::value;
+        const int step = N << log2_lanes;
+        for (int channel = Lane() * N & (step - 1); channel < channels; channel += step) {
+          const Vector<A, N> cotangent = Widened(AsVector<N>(reinterpret_cast<const T*>(d) + channel));
 #pragma unroll
-        for (int tap = 0; tap < S::kTaps; ++tap) {
-          const auto loaded = pixels.template Load<N>(tap, channel);
-          if (pixels.pixel[tap] < 0) continue;
-          for (int v = 0; v < N; ++v) dot[tap] += cotangent.value[v] * loaded.value[v];
+          for (int tap = 0; tap < S::kTaps; ++tap) {
+            const auto loaded = pixels.template Load<T, N>(tap, channel);
+            if (pixels.pixel[tap] < 0) continue;
+            for (int v = 0; v < N; ++v) dot[tap] += cotangent.value[v] * loaded.value[v];
+          }
         }
-      }
+      });
 #pragma unroll
       for (int tap = 0; tap < S::kTaps; ++tap) {
         for (int distance = 1; distance < 1 << log2_lanes; distance *= 2) {
@@ -163,30 +170,36 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
 
 const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x, const void* locations,
                    void* out) {
+  const VectorType vector_type(dtype, sizes.channels);
+  const int64_t pixel_bytes = sizes.channels * BytesOf(dtype);
   return DispatchShape(sizes, [&](auto shape) {
-    return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
-      using T = decltype(tag);
-      constexpr int N = decltype(width)::value;
-      const int log2_lanes = Log2Lanes(sizes.channels, sizeof(T));
-      return Launch<SampleKernel<T, N, decltype(shape)>>(
-          device, BlocksFor(sizes.batches * sizes.points), sizes, log2_lanes, static_cast<const T*>(x),
-          static_cast<const Accumulator<T>*>(locations), static_cast<T*>(out));
-    });
+    using S = decltype(shape);
+    const auto launch = [&](auto tag, auto width) {
+      using A = decltype(tag);
+      return Launch<SampleKernel<A, S, decltype(width)::value>>(
+          device, BlocksFor(sizes.batches * sizes.points), sizes, vector_type, uint32_t(pixel_bytes),
+          Log2Lanes(pixel_bytes), static_cast<const char*>(x), static_cast<const A*>(locations),
+          static_cast<char*>(out));
+    };
+    // Twice as many blocks of a bicubic sampling are resident where a thread moves one element at a time.
+    if constexpr (S::kIsCubic) {
+      return DispatchSums(vector_type, launch);
+    } else {
+      return DispatchAccumulator(dtype, [&](auto tag) { return launch(tag, Width<0>()); });
+    }
   });
 }
 
 const char* SamplingLocationsCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
                                        const void* locations, const void* d_out, void* d_locations) {
   return DispatchShape(sizes, [&](auto shape) {
-    return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
-      using T = decltype(tag);
-      using A = Accumulator<T>;
-      // Sixteen vectors and their sums would not fit the registers.
-      constexpr int N = decltype(shape)::kAxisTaps == 4 ? 1 : decltype(width)::value;
-      const int log2_lanes = Log2Lanes(sizes.channels, sizeof(T));
-      return Launch<LocationsCotangentKernel<T, N, decltype(shape)>>(
-          device, BlocksFor(sizes.batches * sizes.points), sizes, log2_lanes, static_cast<const T*>(x),
-          static_cast<const A*>(locations), static_cast<const T*>(d_out), static_cast<A*>(d_locations));
+    return DispatchAccumulator(dtype, [&](auto tag) {
+      using A = decltype(tag);
+      const int64_t pixel_bytes = sizes.channels * BytesOf(dtype);
+      return Launch<LocationsCotangentKernel<A, decltype(shape)>>(
+          device, BlocksFor(sizes.batches * sizes.points), sizes, VectorType(dtype, sizes.channels),
+          uint32_t(pixel_bytes), Log2Lanes(pixel_bytes), static_cast<const char*>(x), static_cast<const A*>(locations),
+          static_cast<const char*>(d_out), static_cast<A*>(d_locations));
     });
   });
 }

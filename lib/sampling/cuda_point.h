@@ -10,6 +10,7 @@ namespace dcn {
 template <int kDimsOfImage, int kLog2AxisTaps>
 struct Shape {
   static constexpr int kDims = kDimsOfImage, kAxisTaps = 1 << kLog2AxisTaps, kTaps = 1 << kLog2AxisTaps * kDims;
+  static constexpr bool kIsCubic = kAxisTaps == 4;
   static __device__ int AxisTap(int tap, int axis) {
     return tap >> kLog2AxisTaps * (kDims - 1 - axis) & (kAxisTaps - 1);
   }
@@ -29,7 +30,8 @@ struct LocatedPoint {
   A slope[S::kDims];  // of the position in the coordinate
 
   __device__ LocatedPoint(const SamplingSizes& sizes, const A* locations, int64_t batch, int64_t point) {
-    const SamplingRules& rules = sizes.rules;
+    SamplingRules rules = sizes.rules;
+    if (S::kIsCubic) rules.interpolation = Interpolation::kCubic;
 #pragma unroll
     for (int a = 0; a < S::kDims; ++a) {
       const int32_t size = sizes.size[a];
@@ -73,7 +75,7 @@ struct LocatedPoint {
     A product = A(1);
 #pragma unroll
     for (int a = 0; a < S::kDims; ++a) {
-      product *= TapWeight(interpolation, S::AxisTap(tap, a), axis[a].fraction);
+      product *= TapWeight(Known(interpolation), S::AxisTap(tap, a), axis[a].fraction);
     }
     return product;
   }
@@ -82,13 +84,18 @@ struct LocatedPoint {
     A product = slope[of];
 #pragma unroll
     for (int a = 0; a < S::kDims; ++a) {
-      product *= a == of ? TapSlope(interpolation, S::AxisTap(tap, a), axis[a].fraction)
-                         : TapWeight(interpolation, S::AxisTap(tap, a), axis[a].fraction);
+      product *= a == of ? TapSlope(Known(interpolation), S::AxisTap(tap, a), axis[a].fraction)
+                         : TapWeight(Known(interpolation), S::AxisTap(tap, a), axis[a].fraction);
     }
     return product;
   }
 
  private:
+  // An interpolation with the same weights, of which the compiler knows whether it is cubic.
+  __device__ static Interpolation Known(Interpolation interpolation) {
+    if (S::kIsCubic) return Interpolation::kCubic;
+    return interpolation == Interpolation::kLinear ? Interpolation::kLinear : Interpolation::kNearest;
+  }
   __device__ int32_t AxisPixel(const SamplingSizes& sizes, int a, int tap) const {
     const bool is_read = axis[a].is_read && tap < (a < sizes.dims ? sizes.rules.taps() : 1);
     return is_read ? FoldPixel(axis[a].first + tap, sizes.size[a], sizes.rules.outside) : -1;

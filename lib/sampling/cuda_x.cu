@@ -177,8 +177,7 @@ const char* SortAndGather(const Device& device, const SamplingSizes& sizes, cons
     auto* const sorted = reinterpret_cast<SortedTap<A>*>(workspace);
     int32_t* const ids = reinterpret_cast<int32_t*>(sorted + images * entries);
     int32_t* const row_start = ids + images * entries;
-    const CsrTables<SortedTap<A>> csr = {images, int32_t(sizes.pixels()), int32_t(entries), false, row_start, sorted,
-                                         ids};
+    const CsrTables<SortedTap<A>> csr = {images, int32_t(sizes.pixels()), int32_t(entries), row_start, sorted, ids};
     const char* failure = SortByRow(device, tables, csr);
     if (failure) return failure;
     const TapRows<T> rows = {

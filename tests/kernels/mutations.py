@@ -58,9 +58,10 @@ MUTATIONS = {
         "is misaligned"),
     "samples read before they are located": Mutation(
         "deform_conv/cuda.cu",
-        "call.Locate<A>(own));\n{~~    __syncthreads();\n~>~~}    const T* const pixels", FAULT),
+        "call.Locate<A>(own));\n{~~    __syncthreads();\n~>~~}    const char* const pixels", FAULT),
     "samples located while others are read": Mutation(
-        "deform_conv/cuda.cu", "sum);\n      });\n    });\n{~~    __syncthreads();\n~>~~}  }", FAULT, blocks=1),
+        "deform_conv/cuda.cu", "sum);\n        });\n      });\n    });\n{~~    __syncthreads();\n~>~~}  }", FAULT,
+        blocks=1),
     "dot products of a sample read before they are stored": Mutation(
         "deform_conv/cuda.cu", "    });\n{~~    __syncthreads();\n~>~~}    if (own.index >= 0) {", FAULT),
     "samples of the next round that are located, too": Mutation(
@@ -95,7 +96,7 @@ MUTATIONS = {
         "deform_conv/cuda_fused_forward.cu", "StoreSamples(stage, i, {~~loads~>next~~},", VALUES),
     "pixel past the end": Mutation("deform_conv/cuda_fused_forward.cu", "i <{~~~>=~~} call_.sizes.pixels()", FAULT),
     "feature past the end of a group": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "{~~ || in_group + k >= call_.group_features~>~~}", FAULT),
+        "deform_conv/cuda_fused_forward.cu", "{~~if (in_group + k >= call_.group_features) return;~>~~}", FAULT),
     "vector past the end": Mutation(
         "deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
     "corners stored while they are read": Mutation(
@@ -195,7 +196,7 @@ MUTATIONS = {
         "roi_pool/cuda.cu", "weight = point_y.weight(k / 2) * point_x.weight(k {~~%~>/~~} 2)", VALUES),
     "a result read as constant": Mutation(
         "deform_conv/cuda.cu",
-        "        StoreRounded<T>(out + c, sum);{~~~> if (__ldg((const short*)(out + c)) == 77) return;~~}\n"
-        "      });\n    });",
+        "    StoreRounded<T>(out + c, sum);{~~~> if (__ldg((const short*)(out + c)) == 77) return;~~}\n"
+        "        });\n      });\n    });",
         "through ld.global.nc"),
 }  # fmt: skip

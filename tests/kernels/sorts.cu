@@ -1,6 +1,6 @@
-// Sorts tables whose rows are given: `sorts OPERANDS RESULTS`. The operands are int32: tables, rows, entries, whether
-// row_start is global, the words of a value, and the row of each entry. The results are row_start and the values, whose
-// words are in turn the id and its complement.
+// Sorts tables whose rows are given: `sorts OPERANDS RESULTS`. The operands are int32: tables, rows, entries, the words
+// of a value, and the row of each entry. The results are row_start and the values, whose words are in turn the id and
+// its complement.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -63,13 +63,13 @@ void Write(const int32_t* data, size_t size, std::FILE* file) {
 }
 
 struct Options {
-  int32_t tables, rows, entries, is_row_start_global, words;
+  int32_t tables, rows, entries, words;
 };
 
 template <int kWords, int kItemEntries>
 void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
   using Value = Vector<int32_t, kWords>;
-  const auto [tables, rows, entries, is_row_start_global, words] = options;
+  const auto [tables, rows, entries, words] = options;
   std::vector<int32_t> row(size_t(tables) * entries);
   if (std::fread(row.data(), sizeof(int32_t), row.size(), operands) != row.size()) Check("too few rows");
   const int32_t* const given = Allocate(row.size(), row.data());
@@ -77,13 +77,8 @@ void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
   int32_t* const row_start = Allocate(num_starts);
   // The values of entries without a row are not written.
   int32_t* const values = Allocate(num_words, std::vector<int32_t>(num_words, -1).data());
-  const CsrTables<Value> csr = {tables,
-                                rows,
-                                entries,
-                                is_row_start_global != 0,
-                                row_start,
-                                reinterpret_cast<Value*>(values),
-                                Allocate(row.size())};
+  const CsrTables<Value> csr = {
+      tables, rows, entries, row_start, reinterpret_cast<Value*>(values), Allocate(row.size())};
   Check(SortByRow(Device(nullptr), GivenTables<kWords, kItemEntries>{given, entries}, csr));
   Check(Failure(cudaDeviceSynchronize()));
   Write(row_start, num_starts, results);

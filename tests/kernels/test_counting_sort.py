@@ -18,13 +18,13 @@ NO_ROW = -1
 SHARED_ROWS = 1024 * 256 + 63  # of a table whose rows are all counted in shared memory
 
 
-def sort(folder, rows, row, is_row_start_global, *, words=1, **options):
+def sort(folder, rows, row, *, words=1, **options):
     """Row starts, values and the program's output, for the rows [tables, entries] of the entries.
 
     A value has one, two or four words, and an item two, four or one entries.
     """
     program = executed_ptx.program(build.HERE / "sorts.cu", kernels={})
-    sizes = [row.shape[0], rows, row.shape[1], is_row_start_global, words]
+    sizes = [row.shape[0], rows, row.shape[1], words]
     np.concatenate([sizes, row.ravel()]).astype(np.int32).tofile(folder / "operands")
     status, output = executed_ptx.run(program, folder / "operands", folder / "results", **options)
     assert status == 0, output
@@ -75,28 +75,20 @@ LONG_CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name, is_row_start_global",
-    [
-        *((name, k % 2 == 0) for k, name in enumerate(CASES)),
-        *(pytest.param(name, k % 2 == 1, marks=pytest.mark.thorough) for k, name in enumerate(CASES)),
-        *((name, True) for name in LONG_CASES),
-    ],
-)
-def test_order(name, is_row_start_global, tmp_path):
+@pytest.mark.parametrize("name", [*CASES, *LONG_CASES])
+def test_order(name, tmp_path):
     words, rows, row = LONG_CASES[name] if name in LONG_CASES else (1, *CASES[name])
-    starts, values, _ = sort(tmp_path, rows, row, is_row_start_global, words=words)
-    for table, (own, own_starts) in enumerate(zip(row, starts, strict=True)):
+    starts, values, _ = sort(tmp_path, rows, row, words=words)
+    for own, own_starts, own_values in zip(row, starts, values, strict=True):
         order = np.argsort(own, kind="stable")[np.count_nonzero(own == NO_ROW) :]
-        table_start = table * row.shape[1] if is_row_start_global else 0
-        np.testing.assert_array_equal(own_starts, table_start + np.searchsorted(own[order], np.arange(rows + 1)))
+        np.testing.assert_array_equal(own_starts, np.searchsorted(own[order], np.arange(rows + 1)))
         expected = np.stack([order if k % 2 == 0 else ~order for k in range(words)], -1)
-        np.testing.assert_array_equal(values[table, : order.size], expected)
+        np.testing.assert_array_equal(own_values[: order.size], expected)
 
 
 def instructions(folder, rows, entries):
     row = random_rows(rows, 1, entries)
-    output = sort(folder, rows, row, False, records_launches=1, checks_races=0)[-1]
+    output = sort(folder, rows, row, records_launches=1, checks_races=0)[-1]
     return sum(record["instructions"] for record in json.loads(output[output.index("[{") :]))
 
 

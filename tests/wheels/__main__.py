@@ -73,10 +73,11 @@ def build_wheels(
     """One wheel with each of the environments, by the compiler whose name begins with the prefix."""
     folder.mkdir()
     flags = " ".join([*WITH_CXX_LIBRARY, *glibc.link_flags(folder, prefix)])
-    define = f"-Ccmake.define.CMAKE_MODULE_LINKER_FLAGS={flags}"
+    defined = {"CMAKE_MODULE_LINKER_FLAGS": flags, "JAX_DCN_CUDA_CODE": "ALL"}
+    options = [f"-Ccmake.define.{name}={value}" for name, value in defined.items()]
     for builder in builders:
         own = cross.variables(builder.parent.name == OLDEST) if prefix else {}
-        command = builder / "pip", "wheel", "--no-deps", "--wheel-dir", folder, define, sdist
+        command = builder / "pip", "wheel", "--no-deps", "--wheel-dir", folder, *options, sdist
         run(*command, variables={**variables, **own})
 
 
