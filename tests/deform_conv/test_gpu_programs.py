@@ -85,6 +85,10 @@ def thorough(parameter):
     return pytest.param(parameter, marks=pytest.mark.thorough)
 
 
+def slow(parameter):
+    return pytest.param(parameter, marks=pytest.mark.slow)
+
+
 # A step computes all gradients, so those of one operand alone are compiled less often.
 STEPS = [program if program in ("forward", "step") else thorough(program) for program in PROGRAMS]
 
@@ -102,7 +106,7 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
-@pytest.mark.parametrize("derivative", [tangent, hessian_product])
+@pytest.mark.parametrize("derivative", [tangent, slow(hessian_product)])
 def test_other_derivatives_are_bounded(derivative, dtype):
     size = temporary_bytes(derivative, *on(gpu(), shapes(64, (100, 168, 128), dtype, features=128)))
     assert size <= 256 * MIB
@@ -160,7 +164,7 @@ def test_pooling_holds_no_more_than_the_sums_of_a_gradient(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
-@pytest.mark.parametrize("derivative", [attention.gradients, attention.tangent, attention.hessian_product])
+@pytest.mark.parametrize("derivative", [attention.gradients, attention.tangent, slow(attention.hessian_product)])
 def test_attention_is_bounded_at_any_batch_size(derivative, dtype):
     sizes = {batch: attention.temporary_bytes(derivative, batch, dtype, gpu()) for batch in (1, 64)}
     assert max(sizes.values()) <= 256 * MIB, sizes
@@ -193,7 +197,7 @@ def test_images_and_features_split_over_gpus(fuses_what_can_be):
 @pytest.mark.thorough
 @pytest.mark.skipif(not COMPILERS["cuda12"].exists(), reason="no jax-cuda12-plugin to compile for GPUs")
 def test_programs_compile_with_the_plugin_of_cuda_12():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not thorough", __file__]
     environment = os.environ | {VARIABLE: "cuda12"}
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert result.returncode == 0, result.stdout

@@ -95,6 +95,12 @@ def pull_back(function, cotangent, operands):
     return result, pullback(cotangent)[0]
 
 
+@functools.cache
+def compiled_pull_back(case, backend):
+    """`pull_back` of a case, which the tests of its gradients and of its special values share."""
+    return jax.jit(functools.partial(pull_back, case.with_backend(backend)))
+
+
 def of_some(function, operands, names):
     """`function` as a function of the operands in `names`."""
     return lambda *some: function(*operands._replace(**dict(zip(names, some, strict=True))))
