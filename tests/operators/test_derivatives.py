@@ -70,7 +70,7 @@ def third_order(function, of_loss, operands):
     return jax.grad(jax.jacfwd(jax.grad(along)))(1e-3)
 
 
-@pytest.mark.parametrize("derivative", [jacobians, third_order])
+@pytest.mark.parametrize("derivative", [jacobians, pytest.param(third_order, marks=pytest.mark.slow)])
 @each_operator("deform_conv2d", "multi_scale_deformable_attention")
 def test_against_the_reference(operator, derivative, x64):
     def run(backend):
