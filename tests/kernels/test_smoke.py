@@ -19,7 +19,7 @@ ALL_TYPES = smoke.DTYPES
     "dtypes",
     [
         ("bfloat16",),
-        pytest.param(("float64",), marks=pytest.mark.slow),
+        pytest.param(("bfloat16", "float64"), marks=pytest.mark.slow),
         pytest.param(ALL_TYPES, marks=pytest.mark.thorough),
     ],
 )
