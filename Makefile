@@ -34,7 +34,7 @@ test: .venv/installed .venv/tools
 
 # What `make test` leaves to continuous integration: among others, all that reads the machine code of the CUDA kernels.
 test-slow: .venv/cuda .venv/gpu-compiler
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not thorough"
 
 # All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.

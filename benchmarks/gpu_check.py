@@ -70,7 +70,7 @@ TESTS = (
 )
 RUN_TESTS = f"""
 distribute=$($PYTHON -c 'import xdist' 2>/dev/null && echo "-n 8 --dist load --maxschedchunk 1" || true)
-$PYTHON -m pytest -q --continue-on-collection-errors --platform=cuda $distribute {" ".join(TESTS)}
+$PYTHON -m pytest -q -m "not thorough" --continue-on-collection-errors --platform=cuda $distribute {" ".join(TESTS)}
 """
 # The first launch of each gather of the convolution and of each kernel of the sort. By default ncu fixes the clocks,
 # which not every machine allows, and follows the compilers that XLA may start.

@@ -21,6 +21,7 @@ import pytest
 
 import jax_dcn
 from tests.helpers.pages import ERRORS, FENCED, PAGES, ROOT, blocks, text_of
+from tests.helpers.slow import slow_unless
 
 TREE = "docs/contributing.md"
 KERNELS = "docs/kernels.md"
@@ -60,8 +61,12 @@ def whole_errors():
     jax.config.update("jax_traceback_filtering", usual)
 
 
+# The pages whose programs take longest to compile.
+SLOW = ("docs/aggregation.md", "docs/interop.md", "docs/scaling.md", "docs/training.md")
+
+
 @pytest.mark.usefixtures("whole_errors")
-@pytest.mark.parametrize("page", PAGES[1:])
+@pytest.mark.parametrize("page", [slow_unless(page not in SLOW, page) for page in PAGES[1:]])
 def test_python(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # pages write files
     run(page)

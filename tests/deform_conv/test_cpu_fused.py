@@ -165,7 +165,11 @@ SECOND = SETS[:2][-1]
 
 
 @pytest.mark.parametrize(
-    "name, some", [(SECOND, "tiles"), *(pytest.param(name, "", marks=pytest.mark.thorough) for name in SETS)]
+    "name, some",
+    [
+        pytest.param(SECOND, "tiles", marks=pytest.mark.slow),
+        *(pytest.param(name, "", marks=pytest.mark.thorough) for name in SETS),
+    ],
 )
 def test_instruction_sets(name, some):
     """The tests above, and random problems of all operators, or some of them, in a process limited to this one.

@@ -28,7 +28,7 @@ from tests.helpers.operators import custom_calls
 
 from .test_memory import MIB, forward, hessian_product, shapes, tangent, temporary_bytes
 
-pytestmark = pytest.mark.platforms("cpu")
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
 COMPILERS = {
     "cuda13": pathlib.Path(sys.prefix) / "gpu-compiler",
     "cuda12": pathlib.Path(sys.prefix) / "gpu-compiler-cuda12",
@@ -40,7 +40,7 @@ TARGET = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler():
-    """XLA's for GPUs: this environment's, or else the one that `make test` installs beside it."""
+    """XLA's for GPUs: this environment's, or else the one that `make test-slow` installs beside it."""
     if "cuda" not in extension.modules:
         pytest.skip("jax_dcn was built without its CUDA kernels")
     try:
@@ -85,11 +85,15 @@ def thorough(parameter):
     return pytest.param(parameter, marks=pytest.mark.thorough)
 
 
+def slow(*parameters):
+    return pytest.param(*parameters, marks=pytest.mark.slow)
+
+
 # A step computes all gradients, so those of one operand alone are compiled less often.
 STEPS = [program if program in ("forward", "step") else thorough(program) for program in PROGRAMS]
 
 
-@pytest.mark.parametrize("dtype, precision", [("bfloat16", None), ("float32", None), ("float32", "highest")])
+@pytest.mark.parametrize("dtype, precision", [("bfloat16", None), ("float32", None), slow("float32", "highest")])
 @pytest.mark.parametrize("program", STEPS)
 def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
     """A training step holds its operands, its results, and this much besides."""
@@ -193,7 +197,7 @@ def test_images_and_features_split_over_gpus(fuses_what_can_be):
 @pytest.mark.thorough
 @pytest.mark.skipif(not COMPILERS["cuda12"].exists(), reason="no jax-cuda12-plugin to compile for GPUs")
 def test_programs_compile_with_the_plugin_of_cuda_12():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not thorough", __file__]
     environment = os.environ | {VARIABLE: "cuda12"}
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert result.returncode == 0, result.stdout

@@ -125,7 +125,8 @@ SPECIAL_OPERANDS = ["x", "offset", "image", "corner"]
 @pytest.mark.parametrize(
     "pooling, where, dtype",
     [
-        *(("rounded", where, dtype) for where in SPECIAL_OPERANDS for dtype in ("bfloat16", "float64")),
+        *(("rounded", where, "float64") for where in SPECIAL_OPERANDS),
+        *(pytest.param("rounded", where, "bfloat16", marks=pytest.mark.slow) for where in SPECIAL_OPERANDS),
         *(("adaptive", where, "float64") for where in SPECIAL_OPERANDS),
         *(("maximum", where, "float64") for where in ("x", "corner")),
     ],

@@ -95,6 +95,12 @@ def pull_back(function, cotangent, operands):
     return result, pullback(cotangent)[0]
 
 
+@functools.cache
+def compiled_pull_back(case, backend):
+    """`pull_back` of a case, which the tests of its gradients and of its special values share."""
+    return jax.jit(functools.partial(pull_back, case.with_backend(backend)))
+
+
 def of_some(function, operands, names):
     """`function` as a function of the operands in `names`."""
     return lambda *some: function(*operands._replace(**dict(zip(names, some, strict=True))))
@@ -346,11 +352,11 @@ EACH_PRIMITIVE = (
 )
 
 
-def each_operator(*by_default):
-    """Parametrises a test by `operator`. If some are named, the others are tested only in `make thorough`.
+def each_operator(*by_default, others=pytest.mark.thorough):
+    """Parametrises a test by `operator`. If some are named, the others have this mark.
 
     That suits tests of rules that all operators share.
     """
-    marks = {name: () if name in (by_default or OPERATORS) else pytest.mark.thorough for name in OPERATORS}
+    marks = {name: () if name in (by_default or OPERATORS) else others for name in OPERATORS}
     params = [pytest.param(operator, id=name, marks=marks[name]) for name, operator in OPERATORS.items()]
     return pytest.mark.parametrize("operator", params)

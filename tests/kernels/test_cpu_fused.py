@@ -5,7 +5,6 @@ have only AVX2. Mutations must be found.
 """
 
 import functools
-import itertools
 import os
 import re
 import shutil
@@ -40,8 +39,9 @@ def right_run(sanitizer, instructions):
 
 
 def program(sanitizer, instructions, *mutation):
-    """The portable kernels are compiled alone, as `tests/fuzz` does under the same sanitizers."""
-    sets = build.PORTABLE if instructions == PORTABLE else build.FUSED_INSTRUCTION_SETS
+    """Under sanitizers, the portable kernels are compiled alone, as `tests/fuzz` does."""
+    is_alone = instructions == PORTABLE and sanitizer != "none"
+    sets = build.PORTABLE if is_alone else build.FUSED_INSTRUCTION_SETS
     return build.cpu_fused_program(sanitizer, sets, *mutation, is_emulated=is_emulated(instructions))
 
 
@@ -59,15 +59,17 @@ def is_emulated(instructions):
     return True
 
 
-# A sanitizer finds all that the plain program finds of the portable kernels, and takes long to compile.
-BY_DEFAULT_RUNS = [("memory", PORTABLE), *(("none", name) for name in build.FUSED_INSTRUCTION_SETS[1:])]
-RUNS = itertools.product(["none", "memory", "threads"], build.FUSED_INSTRUCTION_SETS)
+# Programs with a sanitizer take long to compile; that of the portable kernels takes least. Of the sets without one, amx
+# has the kernels of avx512 for float32.
+SLOW = [("memory", PORTABLE), ("none", "avx512")]
+RUNS = [
+    pytest.param(sanitizer, name, marks=pytest.mark.slow if (sanitizer, name) in SLOW else marks)
+    for sanitizer, marks in (("none", ()), ("memory", pytest.mark.thorough), ("threads", pytest.mark.thorough))
+    for name in build.FUSED_INSTRUCTION_SETS
+]
 
 
-@pytest.mark.parametrize(
-    "sanitizer, instructions",
-    [pytest.param(*run, marks=[] if run in BY_DEFAULT_RUNS else [pytest.mark.thorough]) for run in RUNS],
-)
+@pytest.mark.parametrize("sanitizer, instructions", RUNS)
 def test_kernels_are_right(sanitizer, instructions):
     assert right_run(sanitizer, instructions) == (0, f"every result is right with {instructions}\n")
 
@@ -183,8 +185,7 @@ def changed_files(file, instructions):
     if file.endswith(".cc"):
         return [file.removesuffix(".cc")]
     if file == "plan.h":
-        sets = build.PORTABLE if instructions == PORTABLE else build.FUSED_INSTRUCTION_SETS
-        return ["fused", "plan", *sets]
+        return ["fused", "plan", *build.FUSED_INSTRUCTION_SETS]
     return [instructions]
 
 

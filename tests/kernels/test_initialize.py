@@ -21,7 +21,7 @@ pytestmark = pytest.mark.platforms("cpu")
 STAGES = {"cpu": {"execute"}, "cuda": {"execute", "initialize"}}
 
 
-@pytest.mark.parametrize("module", STAGES)
+@pytest.mark.parametrize("module", ["cpu", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_all_custom_calls_have_their_stages(module):
     if module not in extension.modules:
         pytest.skip(f"jax_dcn was built without its module for {module}")

@@ -12,6 +12,7 @@ from .machine_code import LOADS, SPILLS, STORES
 pytestmark = [
     pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
     pytest.mark.platforms("cpu"),
+    pytest.mark.slow,
 ]
 
 ARCHITECTURES = machine_code.architectures() if machine_code.missing() is None else ()

@@ -21,6 +21,7 @@ from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
 from tests.helpers.deform_conv.cases import assert_close, pull_back
+from tests.helpers.slow import slow_unless
 from tests.operators import test_derivatives as derivatives
 from tests.operators import test_golden as golden
 from tests.operators import test_random_problems as random_problems
@@ -102,7 +103,8 @@ test_conv_fused_one_pixel = conv_fused.test_all_samples_in_one_pixel
 test_conv_fused_mask_alone = conv_fused.test_the_cotangent_of_the_mask_alone
 test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
 
-TILED = ["ragged_strip_and_tile", "several_tiles_of_features", "2_groups_3_offset_groups", "many_taps", "torus"]
+TILED_BY_DEFAULT = ["ragged_strip_and_tile", "2_groups_3_offset_groups"]
+TILED = [*TILED_BY_DEFAULT, "several_tiles_of_features", "many_taps", "torus"]
 
 
 def with_tile(monkeypatch, planner, tile_features, warps):
@@ -118,7 +120,7 @@ def with_tile(monkeypatch, planner, tile_features, warps):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", [slow_unless(name in TILED_BY_DEFAULT, name) for name in TILED])
 @pytest.mark.parametrize("tile, warps", [(64, 4), (64, 8), (128, 4), (128, 8), (256, 8)])
 def test_conv_fused_tiles(tile, warps, name, dtype, monkeypatch):
     """All tiles of the forward, also those that are not selected for small shapes."""

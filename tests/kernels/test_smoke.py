@@ -15,7 +15,14 @@ pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("executed_ke
 ALL_TYPES = smoke.DTYPES
 
 
-@pytest.mark.parametrize("dtypes", [("bfloat16", "float64"), pytest.param(ALL_TYPES, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("bfloat16",),
+        pytest.param(("bfloat16", "float64"), marks=pytest.mark.slow),
+        pytest.param(ALL_TYPES, marks=pytest.mark.thorough),
+    ],
+)
 def test_every_custom_call_is_checked(dtypes):
     calls = smoke.custom_calls_of("cuda")
     assert calls == list(extension.cuda_custom_calls)

@@ -59,7 +59,7 @@ def test_both_interfaces_agree(name, arguments):
     params = randomized(layers[0].params)
     inputs = problem(name, **arguments)[0]
     assert jax.tree.structure(params) == jax.tree.structure(layers[1].params)
-    jax.tree.map(np.testing.assert_array_equal, *(layer.apply(params, *inputs) for layer in layers))
+    jax.tree.map(np.testing.assert_array_equal, *(jax.jit(layer.apply)(params, *inputs) for layer in layers))
 
 
 @pytest.mark.platforms("cpu")
@@ -79,7 +79,7 @@ def test_options_are_documented_and_the_same_in_both_interfaces(name):
 
 
 @each_layer
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 def test_low_precision(name, arguments, dtype):
     """Where the samples lie and how much they count is that of the float32 layer, for any dtype of the computation."""
     arguments = arguments | returning(name)

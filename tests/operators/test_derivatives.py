@@ -11,6 +11,7 @@ from jax.test_util import check_grads
 from tests.helpers.deform_conv.cases import BACKENDS, assert_close, cast
 from tests.helpers.operators import (
     EACH_PRIMITIVE,
+    compiled_pull_back,
     custom_calls,
     custom_calls_on,
     each_operator,
@@ -27,7 +28,7 @@ from .test_transformations import subsets
 def test_gradients(operator, backend, x64):
     """Against the numpy reference, by kernels and by the reference."""
     operands, cotangent = operator.case.operands(), operator.case.cotangent()
-    actual = pull_back(operator.case.with_backend(backend), cotangent, operands)
+    actual = compiled_pull_back(operator.case, backend)(cotangent, operands)
     assert_close(actual, operator.case.expected(cotangent, operands))
 
 
@@ -69,7 +70,7 @@ def third_order(function, of_loss, operands):
     return jax.grad(jax.jacfwd(jax.grad(along)))(1e-3)
 
 
-@pytest.mark.parametrize("derivative", [jacobians, third_order])
+@pytest.mark.parametrize("derivative", [jacobians, pytest.param(third_order, marks=pytest.mark.slow)])
 @each_operator("deform_conv2d", "multi_scale_deformable_attention")
 def test_against_the_reference(operator, derivative, x64):
     def run(backend):

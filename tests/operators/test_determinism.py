@@ -72,6 +72,7 @@ def main(cores, path):
     np.savez(path, **cast(named, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.platforms("cpu")
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"

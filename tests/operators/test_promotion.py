@@ -7,7 +7,7 @@ import pytest
 
 import jax_dcn
 from jax_dcn import linen
-from tests.helpers.operators import each_operator, loss, pull_back
+from tests.helpers.operators import EACH_PRIMITIVE, each_operator, loss, pull_back
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -32,7 +32,7 @@ def narrow_operands(operator):
     return type(operands)(**arrays)
 
 
-@each_operator()
+@each_operator(*EACH_PRIMITIVE, others=pytest.mark.slow)
 def test_operators(operator):
     """The value and the derivatives in both modes are lowered, by kernels, and second derivatives by the reference."""
     function = operator.small.with_backend()

@@ -1,7 +1,5 @@
 """Locations, weights and regions that are not finite, and which pixels are read, against the numpy references."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from tests.helpers.aggregation.cases import CASES as AGGREGATIONS
 from tests.helpers.deform_conv.cases import BACKENDS, CASE, Case, assert_close
 from tests.helpers.deform_conv.numpy_reference import Convolution
-from tests.helpers.operators import OPERATORS, pull_back
+from tests.helpers.operators import OPERATORS, compiled_pull_back
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
 MORE = {"torus": CASE["circular"], "strided": CASE["even_kernel_same_strided"]}
@@ -18,11 +16,6 @@ MORE |= {name: AGGREGATIONS[name] for name in ("discrete", "sparse", "one_channe
 CASES = {name: operator.case for name, operator in OPERATORS.items()} | MORE
 WITH_LOCATIONS = [name for name, case in CASES.items() if not name.startswith(("roi", "ps_roi"))]
 POOLINGS = [name for name in OPERATORS if name.endswith(("pool", "align"))]
-
-
-@functools.cache
-def compiled(name, backend):
-    return jax.jit(functools.partial(pull_back, CASES[name].with_backend(backend)))
 
 
 def spoiled(array, values):
@@ -41,7 +34,7 @@ def test_locations_that_are_not_finite(name, values, backend, x64):
     operands, cotangent = case.operands(), case.cotangent()
     field = "locations" if hasattr(operands, "locations") else "offset"
     operands = operands._replace(**{field: spoiled(getattr(operands, field), values)})
-    result, gradients = compiled(name, backend)(cotangent, operands)
+    result, gradients = compiled_pull_back(case, backend)(cotangent, operands)
     assert_close((result, gradients), case.expected(cotangent, operands))
     assert np.isnan(result).any() == np.isnan(values[0]) and not np.isnan(result).all()
     assert np.isfinite(gradients[0]).all()
@@ -57,7 +50,7 @@ def test_a_nan_weight(name, backend, x64):
     for tap, location in ((0, 0.5), (7, 1e6)):  # one that is inside, and one that is not
         locations.reshape(-1, 2)[tap], weights.flat[tap] = location, np.nan
     operands = operands._replace(locations=locations, weights=weights)
-    result, gradients = compiled(name, backend)(cotangent, operands)
+    result, gradients = compiled_pull_back(case, backend)(cotangent, operands)
     assert_close((result, gradients), case.expected(cotangent, operands))
     assert not np.isnan(gradients.weights).any()
 
@@ -77,12 +70,12 @@ def test_regions_that_are_padding_or_not_finite(name, backend, x64):
         [np.nan, 1, 1, 5, 5],
     ]
     expected = case.expected(cotangent, operands)
-    assert_close(compiled(name, backend)(cotangent, operands), expected)
-    pooled, _ = compiled(name, backend)(cotangent, operands._replace(x=np.full_like(operands.x, np.nan)))
+    assert_close(compiled_pull_back(case, backend)(cotangent, operands), expected)
+    pooled, _ = compiled_pull_back(case, backend)(cotangent, operands._replace(x=np.full_like(operands.x, np.nan)))
     padding = np.array([0, 3, 5])
     assert not np.any(pooled[padding]) and np.isnan(pooled[1:3]).all()
     operands.rois[:, 0] = -1
-    assert not any(np.any(array) for array in jax.tree.leaves(compiled(name, backend)(cotangent, operands)))
+    assert not any(np.any(array) for array in jax.tree.leaves(compiled_pull_back(case, backend)(cotangent, operands)))
 
 
 @on_both
@@ -99,12 +92,12 @@ def test_only_pixels_with_a_weight_are_read(name, backend, x64):
     else:  # whose weights are positive, which a cotangent of ones cannot cancel
         locations = {n: getattr(operands, n) for n in ("offset", "locations") if hasattr(operands, n)}
         positive = positive._replace(**locations)
-    _, touched = compiled(name, None)(np.ones_like(cotangent), positive)
+    _, touched = compiled_pull_back(case, None)(np.ones_like(cotangent), positive)
     unread = np.asarray(touched[0]) == 0
     assert 0 < unread.sum() < unread.size
     field = operands._fields[0]
     results = [
-        compiled(name, backend)(cotangent, operands._replace(**{field: np.where(unread, other, operands[0])}))
+        compiled_pull_back(case, backend)(cotangent, operands._replace(**{field: np.where(unread, other, operands[0])}))
         for other in (0, np.nan)
     ]
     assert_close(*results)

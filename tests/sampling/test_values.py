@@ -1,6 +1,7 @@
 """Sampling against a numpy reference, golden files of PyTorch, and jax.scipy."""
 
 import functools
+import itertools
 import json
 
 import jax
@@ -15,12 +16,18 @@ from tests.helpers.deform_conv.cases import BACKENDS, assert_close
 from tests.helpers.operators import pull_back
 from tests.helpers.pages import ROOT
 from tests.helpers.sampling.cases import CASES, GOLDEN, MODES, Grid
+from tests.helpers.slow import slow_unless
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
 
+# What the reference, whose programs take long to compile, computes by default.
+BY_REFERENCE = ("four_channels", "bicubic_of_two_channels", "nearest", "one_axis")
 
-@on_both
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name, backend",
+    [slow_unless(backend is None or name in BY_REFERENCE, name, backend) for name in CASES for backend in BACKENDS],
+)
 def test_numpy_reference(name, backend, x64):
     case = CASES[name]
     operands, cotangent = case.operands(), case.cotangent()
@@ -45,7 +52,14 @@ def test_dtypes(channels, dtype):
     assert_allclose(gradients.locations, of_operands.locations, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("path", sorted((GOLDEN / "second_order").glob("*.npz")), ids=lambda path: path.stem)
+SECOND_ORDER = sorted((GOLDEN / "second_order").glob("*.npz"))
+# One of each method and padding mode.
+SECOND_ORDER_BY_DEFAULT = ("2d_bicubic_zeros_edges", "2d_bilinear_reflection_corners", "3d_bilinear_border_edges")
+
+
+@pytest.mark.parametrize(
+    "path", [slow_unless(path.stem in SECOND_ORDER_BY_DEFAULT, path, id=path.stem) for path in SECOND_ORDER]
+)
 def test_second_derivatives(path, x64):
     """The derivatives of gx · u + ggrid · v, as PyTorch has them."""
     with np.load(path) as file:
@@ -116,11 +130,25 @@ def of_scipy(order, mode, cval):
     return functools.partial(ndimage.map_coordinates, order=order, mode=mode, cval=cval)
 
 
-@on_both
+# Each number of dimensions, order and backend, once with each mode.
+SCIPY_BY_DEFAULT = [
+    ((9,), 1, None),
+    ((4, 6), 0, None),
+    ((4, 6), 1, None),
+    ((3, 2, 4), 1, None),
+    ((4, 6), 1, "reference"),
+]
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize("image", [(9,), (4, 6), (3, 2, 4)], ids=["1d", "2d", "3d"])
-def test_jax_scipy(image, order, mode, backend, x64):
+@pytest.mark.parametrize(
+    "image, order, backend",
+    [
+        slow_unless(case in SCIPY_BY_DEFAULT, *case, id=f"{len(case[0])}d-{case[1]}-{case[2]}")
+        for case in itertools.product([(9,), (4, 6), (3, 2, 4)], [0, 1], BACKENDS)
+    ],
+)
+def test_jax_scipy(image, order, backend, mode, x64):
     """The same results and gradients."""
     random = np.random.default_rng(0)
     x, shape = random.normal(size=image), (5, 7)

@@ -21,6 +21,7 @@ from examples.detr.names import rename, renamed
 from examples.detr.weights import fill, load, make_model
 from tests.helpers import detectors
 from tests.helpers.aggregation.cases import GOLDEN
+from tests.helpers.slow import slow_unless
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -36,7 +37,10 @@ def read(name):
     return config, state, meta
 
 
-@pytest.mark.parametrize("name", detectors.CONFIGS)
+BY_DEFAULT = ("deformable_detr_refine", "rt_detr_v2_discrete", "d_fine_affine")
+
+
+@pytest.mark.parametrize("name", [slow_unless(name in BY_DEFAULT, name) for name in detectors.CONFIGS])
 def test_variants(name, x64):
     """transformers embeds the proposals of two stages in float32."""
     shapes, logits, boxes = detectors.read(name)
@@ -191,6 +195,7 @@ def test_folders_that_are_no_checkpoints(checkpoint, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_layers_after_the_one_for_inference_do_not_run():
     config = detectors.CONFIGS["d_fine_affine"] | {"eval_idx": 0}
     model = make_model(config)

@@ -72,6 +72,7 @@ def batches(folder, size=2):
     return lambda steps: training_batches(read(folder / "annotations.json", folder), loading, steps)
 
 
+@pytest.mark.slow
 def test_the_command(folder, tmp_path, capsys):
     options = [*FEW, "--out", str(tmp_path)]
     main([*data(folder), "--validation", *data(folder), "--config", str(CONFIG), *options])

@@ -15,6 +15,7 @@ pytest.importorskip("matplotlib")
 from examples.detr import names, weights
 from tests.examples.detr.test_losses import case_of
 from tests.helpers import detr_training
+from tests.helpers.slow import slow_unless
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -67,7 +68,11 @@ def run(case, dtype, computed=None):
     return program(folder, computed)(variables.pop("params"), variables, images, mask, targets, denoising)
 
 
-@pytest.mark.parametrize("case", detr_training.CASES)
+# A one-stage model and one with denoising; test_losses.py has the losses of all.
+BY_DEFAULT = ("deformable_detr/train", "rt_detr_v2/train", "rt_detr_v2/empty_image")
+
+
+@pytest.mark.parametrize("case", [slow_unless(case in BY_DEFAULT, case) for case in detr_training.CASES])
 def test_losses_outputs_and_gradients(case, x64):
     golden = detr_training.read(case)
     arrays = golden.arrays
@@ -106,6 +111,7 @@ def test_losses_outputs_and_gradients(case, x64):
     assert_allclose(norms, arrays["original_gradient_norms"], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_bfloat16():
     """Positions, boxes and logits have float32. The loss is near the golden one, and gradients are finite."""
     (found, (_, outputs)), gradient = run("rt_detr_v2/train", "float32", jnp.bfloat16)
@@ -114,6 +120,7 @@ def test_bfloat16():
     assert all(leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_dropout():
     golden = detr_training.read("deformable_detr/train")
     config = golden.config | {"dropout": 0.5, "attention_dropout": 0.2, "activation_dropout": 0.1}

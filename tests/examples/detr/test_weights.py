@@ -55,6 +55,7 @@ def test_a_file_in_parts(tmp_path):
     jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, weights.load(folder).variables)
 
 
+@pytest.mark.slow
 def test_other_classes():
     checkpoint = weights.load(FOLDERS[2])
     adapted = weights.adapt(checkpoint, ["cat", "dog"], jax.random.key(0))
