@@ -85,15 +85,11 @@ def thorough(parameter):
     return pytest.param(parameter, marks=pytest.mark.thorough)
 
 
-def slow(*parameters):
-    return pytest.param(*parameters, marks=pytest.mark.slow)
-
-
 # A step computes all gradients, so those of one operand alone are compiled less often.
 STEPS = [program if program in ("forward", "step") else thorough(program) for program in PROGRAMS]
 
 
-@pytest.mark.parametrize("dtype, precision", [("bfloat16", None), ("float32", None), slow("float32", "highest")])
+@pytest.mark.parametrize("dtype, precision", [("bfloat16", None), ("float32", None), ("float32", "highest")])
 @pytest.mark.parametrize("program", STEPS)
 def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
     """A training step holds its operands, its results, and this much besides."""
