@@ -104,13 +104,13 @@ void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64
 // Adds what queries [begin, end) contribute to the cotangents of the block's elements, which are in its array. `buffer`
 // has room for the block's channels.
 template <typename A>
-void ScatterRows(BlockTaps<A>& taps, DType dtype, const void* d_out, int64_t begin, int64_t end, A* buffer) {
+void ScatterRows(BlockTaps<A>& taps, const AnyArray& d_out, int64_t begin, int64_t end, A* buffer) {
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
     for (int64_t i = 0; i < rows; ++i) {
       const CornerArrays<A> corners = taps.corners.at(i * num_taps);
       const A* const d_row =
-          WidenRow(dtype, d_out, (first_row + i) * channels + taps.block.first_channel, taps.block.channels, buffer);
+          WidenRow(d_out, (first_row + i) * channels + taps.block.first_channel, taps.block.channels, buffer);
       ForEachChannels<kDotLanes>(taps.block.channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
         constexpr int kVectors = decltype(vectors)::value;
         Vector<A, kDotLanes> d[kVectors];
@@ -276,7 +276,7 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
         TapCorners<A> corners(sizes, block, array);
         BlockTaps<A> block_taps{sizes, taps, block, array, corners};
         const int64_t first = block.batch * sizes.queries();
-        ScatterRows(block_taps, dtype, d_out, first, first + sizes.queries(), outside + block.channels);
+        ScatterRows(block_taps, {dtype, d_out}, first, first + sizes.queries(), outside + block.channels);
       }
       Dispatch<F16, BF16>(value_dtype, [&](auto element) {
         StoreBlock(sizes, block, sums.data(), static_cast<decltype(element)*>(d_value));

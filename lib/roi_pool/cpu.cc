@@ -135,17 +135,11 @@ struct Band {
   int64_t image, begin, end;
 };
 
-// The cotangents of the bins of all RoIs.
-struct BinCotangents {
-  DType dtype;
-  const void* array;
-};
-
 // The transpose of PoolSeparably, in the rows of a band. `d_index`: that of the cotangent of the RoI's first bin.
 // `buffer` has room for the channels of a bin.
 template <typename A>
 void AddSeparably(const PoolSizes& sizes, const Roi<A>& roi, RoiWeights<A>& weights, ColumnSums<A>& columns,
-                  const Band& band, const BinCotangents& d_pooled, int64_t d_index, A* buffer, A* d_image) {
+                  const Band& band, const AnyArray& d_pooled, int64_t d_index, A* buffer, A* d_image) {
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
   columns.Find(sizes, weights);
@@ -157,7 +151,7 @@ void AddSeparably(const PoolSizes& sizes, const Roi<A>& roi, RoiWeights<A>& weig
     for (int64_t column = 0; column < sizes.output[1]; ++column) {
       const auto bin = weights.Shared(row, column);
       const int64_t bin_index = d_index + (row * sizes.output[1] + column) * channels;
-      const A* const d = WidenRow(d_pooled.dtype, d_pooled.array, bin_index, channels, buffer);
+      const A* const d = WidenRow(d_pooled, bin_index, channels, buffer);
       for (const auto& x : bin.x) {
         if (x.weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
         AddProducts(bin.scale * x.weight, d, channels, columns.sum(x.index));
@@ -174,8 +168,7 @@ void AddSeparably(const PoolSizes& sizes, const Roi<A>& roi, RoiWeights<A>& weig
 }
 
 template <typename A>
-void XCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const BinCotangents& d_pooled, A* d_x,
-                      const Band& band) {
+void XCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const AnyArray& d_pooled, A* d_x, const Band& band) {
   const int64_t first_roi = band.image / sizes.images * sizes.rois, row_size = sizes.width * sizes.channels;
   A* d_image = d_x + band.image * sizes.height * row_size;
   std::fill(d_image + band.begin * row_size, d_image + band.end * row_size, A(0));
@@ -216,7 +209,7 @@ void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum,
 
 template <typename A>
 void XCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& all_bins,
-                       const BinCotangents& d_pooled, A* d_x, const ChannelBlock& block) {
+                       const AnyArray& d_pooled, A* d_x, const ChannelBlock& block) {
   const int64_t class_features = sizes.class_features();
   const int64_t first_roi = block.image / sizes.images * sizes.rois;
   std::vector<A> sums(sizes.height * sizes.width * block.groups * block.features), buffer(block.features);
@@ -236,8 +229,7 @@ void XCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vect
         const auto bin = weights.At(sizes, index);
         const int64_t bin_index = roi_index * sizes.bins() + index.row * sizes.output[1] + index.column;
         const A* const d =
-            WidenRow(d_pooled.dtype, d_pooled.array, bin_index * sizes.features() + block.first_feature + begin,
-                     end - begin, buffer.data());
+            WidenRow(d_pooled, bin_index * sizes.features() + block.first_feature + begin, end - begin, buffer.data());
         A* const group_sums = sums.data() + (index.group - block.first_group) * block.features;
         for (const auto& y : bin.y) {
           for (const auto& x : bin.x) {

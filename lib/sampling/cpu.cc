@@ -241,21 +241,14 @@ struct ShareBuffers {
   AlignedVector<A> d_out;
 };
 
-// Cotangents of samples.
-struct OutputCotangent {
-  DType dtype;
-  const void* array;
-};
-
 // Adds the cotangents of a block's samples to a share of x's. d_index: that of the first sample's cotangent, in the
 // share. sums: that of the share's first element; its pixels are pixel_stride elements apart.
 template <int kChannels, typename A>
-DCN_INLINE void Scatter(ShareBuffers<A>& buffers, const Share& share, const OutputCotangent& d_out, int64_t d_index,
+DCN_INLINE void Scatter(ShareBuffers<A>& buffers, const Share& share, const AnyArray& d_out, int64_t d_index,
                         int64_t channels, int count, A* sums, int64_t pixel_stride) {
   const SampleTaps<A>& taps = buffers.taps;
-  const auto widened = [&](int64_t index, int64_t size) DCN_INLINED {
-    return WidenRow(d_out.dtype, d_out.array, index, size, buffers.d_out.data());
-  };
+  const auto widened = [&](int64_t index, int64_t size)
+                           DCN_INLINED { return WidenRow(d_out, index, size, buffers.d_out.data()); };
   const A* const few = kChannels ? widened(d_index, count * kChannels) : nullptr;
   for (int p = 0; p < count; ++p) {
     const A* const d = kChannels ? few + p * kChannels : widened(d_index + p * channels, share.channels);
@@ -275,7 +268,7 @@ DCN_INLINE void Scatter(ShareBuffers<A>& buffers, const Share& share, const Outp
 
 // Computes a share of x's cotangent, whose type is `dtype`. In the type of sums, it is computed in place.
 template <typename A>
-void ComputeShare(const SamplingSizes& sizes, const Share& share, const A* locations, const OutputCotangent& d_out,
+void ComputeShare(const SamplingSizes& sizes, const Share& share, const A* locations, const AnyArray& d_out,
                   DType dtype, void* d_x, ShareBuffers<A>& buffers) {
   const int64_t origin = (share.batch * sizes.pixels() + share.first_pixel) * sizes.channels + share.first_channel;
   const bool is_in_place = BytesOf(dtype) == sizeof(A);
