@@ -188,20 +188,26 @@ DCN_INLINE void Store(const Vector<Accumulator<T>, kCount>& value, T* to) {
   }
 }
 
-// The first `count` lanes; the others are zero.
-template <int kCount = kLanes, typename T>
-DCN_INLINE Vector<Accumulator<T>, kCount> Load(const T* from, int64_t count) {
-  if (count >= kCount) return Load<kCount>(from);
+// The first `count` lanes; the others are zero. Tails are not inlined, because kernels have many of them.
+template <int kCount, typename T>
+DCN_NOINLINE Vector<Accumulator<T>, kCount> LoadTail(const T* from, int64_t count) {
   T lanes[kCount] = {};
   std::memcpy(lanes, from, count * sizeof(T));
   return Load<kCount>(lanes);
 }
 template <int kCount = kLanes, typename T>
-DCN_INLINE void Store(const Vector<Accumulator<T>, kCount>& value, T* to, int64_t count) {
-  if (count >= kCount) return Store<kCount>(value, to);
+DCN_INLINE Vector<Accumulator<T>, kCount> Load(const T* from, int64_t count) {
+  return count >= kCount ? Load<kCount>(from) : LoadTail<kCount>(from, count);
+}
+template <int kCount, typename T>
+DCN_NOINLINE void StoreTail(const Vector<Accumulator<T>, kCount>& value, T* to, int64_t count) {
   T lanes[kCount];
   Store<kCount>(value, lanes);
   std::memcpy(to, lanes, count * sizeof(T));
+}
+template <int kCount = kLanes, typename T>
+DCN_INLINE void Store(const Vector<Accumulator<T>, kCount>& value, T* to, int64_t count) {
+  count >= kCount ? Store<kCount>(value, to) : StoreTail<kCount>(value, to, count);
 }
 
 DCN_INLINE Words BroadcastWord(const float* value) { return BitCast<uint32_t>(*value) + Words{}; }
@@ -271,6 +277,34 @@ DCN_INLINE void ForEachVector(int64_t channels, const Body& body) {
   int64_t c = 0;
   for (; c + kCount <= channels; c += kCount) body(c, kCount);
   if (c < channels) body(c, Tail<kCount>(channels - c));
+}
+
+// Rounds sums to elements.
+template <typename A, typename T>
+DCN_NOINLINE void StoreSums(const A* sums, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = T(sums[i]);
+}
+
+// An array of elements of any type.
+struct AnyArray {
+  DType dtype;
+  const void* data;
+};
+
+// Elements [first, first + count) of an array, as the accumulator type: copies in `buffer` if their type is another
+// one. With it, a kernel is compiled for accumulator types only.
+template <typename A>
+DCN_NOINLINE const A* WidenRow(const AnyArray& array, int64_t first, int64_t count, A* buffer) {
+  if constexpr (std::is_same_v<A, float>) {
+    const auto widen = [&](const auto* from) DCN_INLINED {
+      ForEachVector<kLanes>(
+          count, [&](int64_t i, int lanes) DCN_INLINED { Store(Load(from + first + i, lanes), buffer + i, lanes); });
+      return buffer;
+    };
+    if (array.dtype == DType::kF16) return widen(static_cast<const F16*>(array.data));
+    if (array.dtype == DType::kBF16) return widen(static_cast<const BF16*>(array.data));
+  }
+  return static_cast<const A*>(array.data) + first;
 }
 
 // Adds factor · from[i] to sums[i]. The arrays do not overlap. What remains after whole vectors is added in narrower

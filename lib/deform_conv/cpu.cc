@@ -26,18 +26,25 @@ struct AxisLocations {
   A fraction[kMaxSamples];
 
   // `start` and `distance` are whole numbers, whose sum as double is exact.
-  DCN_INLINE void Locate(int count, double start, const double* distance, const A* offset, int64_t size,
-                         bool circular) {
-    for (int i = 0; i < count; ++i) {
-      const AxisLocation<A> location = LocateOnAxis(A(start + distance[i]) + offset[2 * i], size, circular);
-      pixel[0][i] = location.pixel[0];
-      pixel[1][i] = location.pixel[1];
-      fraction[i] = location.fraction;
-    }
+  DCN_NOINLINE void Locate(int count, double start, const double* distance, const A* offset, int64_t size,
+                           bool circular) {
+    circular ? LocateBy<true>(count, start, distance, offset, size)
+             : LocateBy<false>(count, start, distance, offset, size);
   }
 
   DCN_INLINE AxisLocation<A> operator[](int i) const {
     return {{pixel[0][i], pixel[1][i]}, fraction[i], pixel[0][i] != kOutside};
+  }
+
+ private:
+  template <bool kIsCircular>
+  DCN_INLINE void LocateBy(int count, double start, const double* distance, const A* offset, int64_t size) {
+    for (int i = 0; i < count; ++i) {
+      const AxisLocation<A> location = LocateOnAxis(A(start + distance[i]) + offset[2 * i], size, kIsCircular);
+      pixel[0][i] = location.pixel[0];
+      pixel[1][i] = location.pixel[1];
+      fraction[i] = location.fraction;
+    }
   }
 };
 
@@ -58,7 +65,7 @@ struct PartPositions {
   int64_t first_image, first_row, first_column, first_sample;
   std::vector<double> distance[2];  // of the taps from the first: vertical, horizontal; repeated for each offset group
 
-  PartPositions(const Sizes& sizes, const Positions& positions)
+  DCN_NOINLINE PartPositions(const Sizes& sizes, const Positions& positions)
       : sizes(sizes),
         group_channels(sizes.group_channels()),
         offset(static_cast<const A*>(positions.offset)),
@@ -92,14 +99,8 @@ struct PartPositions {
       for (int64_t j = first * taps; j < (last + 1) * taps; j += kMaxSamples) {
         const int count = int(std::min<int64_t>(kMaxSamples, (last + 1) * taps - j));
         const int64_t sample = first_sample + p * pixel_samples + j;
-        const A* offsets = offset + 2 * sample;
-        if (window.circular) {
-          y.Locate(count, top, &distance[0][j], offsets, sizes.height, true);
-          x.Locate(count, left, &distance[1][j], offsets + 1, sizes.width, true);
-        } else {
-          y.Locate(count, top, &distance[0][j], offsets, sizes.height, false);
-          x.Locate(count, left, &distance[1][j], offsets + 1, sizes.width, false);
-        }
+        y.Locate(count, top, &distance[0][j], offset + 2 * sample, sizes.height, window.circular);
+        x.Locate(count, left, &distance[1][j], offset + 2 * sample + 1, sizes.width, window.circular);
         for (int i = 0; i < count; ++i) {
           const int64_t channel = g * group_channels;
           body(BilinearCorners<A>{y[i], x[i]},

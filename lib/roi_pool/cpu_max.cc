@@ -16,7 +16,7 @@ namespace {
 template <typename A>
 class LocatedPoints {
  public:
-  LocatedPoints(const PoolSizes& sizes, const Roi<A>& roi, int axis) {
+  DCN_NOINLINE LocatedPoints(const PoolSizes& sizes, const Roi<A>& roi, int axis) {
     for (int64_t bin = 0; bin < sizes.output[axis]; ++bin) {
       const BinPoints<A> points(sizes, roi, axis, bin, A(0));
       for (int32_t i = 0; i < points.count; ++i) points_.push_back(points.Locate(sizes, roi, axis, i));

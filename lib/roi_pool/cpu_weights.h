@@ -114,13 +114,13 @@ struct BinWeights {
 template <typename A>
 class RoiWeights {
  public:
-  RoiWeights(const PoolSizes& sizes, const Rois& rois)
+  DCN_NOINLINE RoiWeights(const PoolSizes& sizes, const Rois& rois)
       : is_shared_(!rois.offset),
         y_(sizes, 0, is_shared_ ? sizes.output[0] : 1),
         x_(sizes, 1, is_shared_ ? sizes.output[1] : 1) {}
 
   // `offset` holds the (dx, dy) of the RoI's first part for this class, if there is an offset.
-  DCN_INLINE void Start(const PoolSizes& sizes, const Roi<A>& roi, const A* offset) {
+  DCN_NOINLINE void Start(const PoolSizes& sizes, const Roi<A>& roi, const A* offset) {
     roi_ = roi;
     offset_ = offset;
     if (!is_shared_) return;

@@ -98,8 +98,8 @@ ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer ro
   return RunPooling(checks, context, operands, x, *pooled, Pool);
 }
 
-ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                          ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+ffi::Error PoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                              ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool_x_cotangent");
   const PoolOperands operands =
       DecodePooling(checks, attributes, d_pooled.element_type(), *d_x, rois, OptionalOperand(checks, "offset", offset));
@@ -111,9 +111,9 @@ ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::Any
                                 d_x->untyped_data()));
 }
 
-ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                               ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
-                               ffi::Dictionary attributes) {
+ffi::Error PoolOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                                   ffi::AnyBuffer d_pooled, ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
+                                   ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool_offset_cotangent");
   const PoolOperands operands = DecodePooling(checks, attributes, d_pooled.element_type(), x, rois, offset);
   CheckPooled(checks, operands.sizes, d_pooled);
@@ -176,8 +176,8 @@ ffi::Error MaxPoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, f
 
 std::vector<Handler> RoiPoolHandlers() {
   return {{"dcn_roi_pool", WrappedHandler<PoolImpl>},
-          {"dcn_roi_pool_x_cotangent", WrappedHandler<XCotangentImpl>},
-          {"dcn_roi_pool_offset_cotangent", WrappedHandler<OffsetCotangentImpl>},
+          {"dcn_roi_pool_x_cotangent", WrappedHandler<PoolXCotangentImpl>},
+          {"dcn_roi_pool_offset_cotangent", WrappedHandler<PoolOffsetCotangentImpl>},
           {"dcn_roi_max_pool", WrappedHandler<MaxPoolImpl>},
           {"dcn_roi_max_pool_argmax", WrappedHandler<MaxPoolArgmaxImpl>},
           {"dcn_roi_max_pool_x_cotangent", WrappedHandler<MaxPoolXCotangentImpl>}};

@@ -66,37 +66,36 @@ void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_s
       axis.slope[p] *= folded.slope;
     }
   });
+  int32_t is_read[kBlockPoints];  // as wide as pixels, so that compilers vectorize the loops
   WithConstant<4>(rules.interpolation, [&](auto interpolation) DCN_INLINED {
-    WithConstant<5>(rules.outside, [&](auto outside) DCN_INLINED {
-      SamplingRules constant = rules;
-      constant.interpolation = interpolation;
-      constant.outside = outside;
-      int32_t is_read[kBlockPoints];  // as wide as pixels, so that compilers vectorize the loops
-      DCN_INDEPENDENT_ITERATIONS
-      for (int p = 0; p < kBlockPoints; ++p) {
-        const AxisTaps<A> taps = LocateTaps(axis.position[p], size, constant);
-        axis.first[p] = taps.first;
-        axis.fraction[p] = taps.fraction;
-      }
-      // GCC vectorizes the loops with the conditions only by themselves.
-      DCN_INDEPENDENT_ITERATIONS
-      for (int p = 0; p < kBlockPoints; ++p) {
-        axis.slope[p] = LocateTaps(axis.position[p], size, constant).is_near ? axis.slope[p] : A(0);
-      }
-      DCN_INDEPENDENT_ITERATIONS
-      for (int p = 0; p < kBlockPoints; ++p) is_read[p] = LocateTaps(axis.position[p], size, constant).is_read;
-      for (int tap = 0; tap < constant.taps(); ++tap) {
-        DCN_INDEPENDENT_ITERATIONS
-        for (int p = 0; p < kBlockPoints; ++p) {
-          const int32_t pixel = FoldPixel(axis.first[p] + tap, size, outside);
-          const uint32_t index = uint32_t(pixel) * uint32_t(pixel_stride);
-          axis.pixel[tap][p] = ((is_read[p] != 0) & (pixel >= 0)) ? int32_t(index) : -1;
-        }
-      }
-    });
-    for (int tap = 0; tap < rules.taps(); ++tap) {
+    SamplingRules constant = rules;
+    constant.interpolation = interpolation;
+    DCN_INDEPENDENT_ITERATIONS
+    for (int p = 0; p < kBlockPoints; ++p) {
+      const AxisTaps<A> taps = LocateTaps(axis.position[p], size, constant);
+      axis.first[p] = taps.first;
+      axis.fraction[p] = taps.fraction;
+    }
+    // GCC vectorizes the loops with the conditions only by themselves.
+    DCN_INDEPENDENT_ITERATIONS
+    for (int p = 0; p < kBlockPoints; ++p) {
+      axis.slope[p] = LocateTaps(axis.position[p], size, constant).is_near ? axis.slope[p] : A(0);
+    }
+    DCN_INDEPENDENT_ITERATIONS
+    for (int p = 0; p < kBlockPoints; ++p) is_read[p] = LocateTaps(axis.position[p], size, constant).is_read;
+    for (int tap = 0; tap < constant.taps(); ++tap) {
       DCN_INDEPENDENT_ITERATIONS
       for (int p = 0; p < kBlockPoints; ++p) axis.weight[tap][p] = TapWeight(interpolation(), tap, axis.fraction[p]);
+    }
+  });
+  WithConstant<5>(rules.outside, [&](auto outside) DCN_INLINED {
+    for (int tap = 0; tap < rules.taps(); ++tap) {
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) {
+        const int32_t pixel = FoldPixel(axis.first[p] + tap, size, outside);
+        const uint32_t index = uint32_t(pixel) * uint32_t(pixel_stride);
+        axis.pixel[tap][p] = ((is_read[p] != 0) & (pixel >= 0)) ? int32_t(index) : -1;
+      }
     }
   });
 }

@@ -83,9 +83,9 @@ ffi::Error SamplingImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffe
   return ToError(Sample(device, dtype, sizes, x.untyped_data(), locations.untyped_data(), out->untyped_data()));
 }
 
-ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
-                          ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
-                          ffi::Dictionary attributes) {
+ffi::Error SamplingXCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
+                                  ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
+                                  ffi::Dictionary attributes) {
   Checks checks("dcn_sampling_x_cotangent");
   const DType dtype = CheckedDType(checks, d_out.element_type());
   const SamplingSizes sizes = DecodeSampling(checks, attributes, dtype, *d_x, locations, d_out);
@@ -123,7 +123,7 @@ ffi::Error LocationsCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi
 
 std::vector<Handler> SamplingHandlers() {
   return {{"dcn_sampling", WrappedHandler<SamplingImpl>},
-          {"dcn_sampling_x_cotangent", WrappedHandler<XCotangentImpl>},
+          {"dcn_sampling_x_cotangent", WrappedHandler<SamplingXCotangentImpl>},
           {"dcn_sampling_locations_cotangent", WrappedHandler<LocationsCotangentImpl>}};
 }
 

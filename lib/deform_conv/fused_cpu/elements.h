@@ -58,11 +58,17 @@ struct Widened {
       if (c % kCount == 0 && count == kCount) {
         Store<kCount>(value, Word(pixel, c));
       } else {
-        for (int64_t i = 0; i < count; ++i) *Word(pixel, c + i) = value[i];
+        float lanes[kCount];
+        Store<kCount>(value, lanes);
+        PutLanes(pixel, c, lanes, count);
       }
     }
 
    private:
+    DCN_NOINLINE void PutLanes(int64_t pixel, int64_t c, const float* lanes, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) *Word(pixel, c + i) = lanes[i];
+    }
+
     DCN_INLINE float* Word(int64_t pixel, int64_t c) {
       return words_.data() + (c / kPanel * steps_ + pixel) * kPanel + c % kPanel;
     }
