@@ -347,22 +347,23 @@ class Cotangents {
         static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * channels + slice_.channel + c;
     const T* const zeros = zeros_;
     const XSums sums = sums_;
+    constexpr bool kReadsX = kOfPositions || kOfWeight;
     float *const unread = unread_.data(), *const dots = dots_;
     const float* const d_columns = d_columns_.data() + c;
     const auto differentiate = [&](const auto count) DCN_INLINED {
       for (int64_t first = 0; first < pixels; first += kStripPixels) {
         const StripCorners& corners = samples_.Corners(first / kStripPixels, sample);
-        const StripAddresses<const T> addresses(corners, image, channels, zeros);
-        const StripAddresses<float> sum_addresses(corners, kOfX ? sums.data + c : unread, sums.stride, unread,
-                                                  sums.first_pixel);
+        StripAddresses<const T> addresses;
+        StripAddresses<float> sum_addresses;
+        if constexpr (kReadsX) addresses.Compute(corners, image, channels, zeros);
+        if constexpr (kOfX) sum_addresses.Compute(corners, sums.data + c, sums.stride, unread, sums.first_pixel);
         for (int64_t i = 0; i < PixelsOfStrip(first, pixels); ++i) {
           const int64_t p = first + i;
-          const T* corner[4];
-          float weight[4];
+          const T* corner[4] = {};
+          float *sum[4] = {}, weight[4];
           FloatsOf<kCount> dot[4] = {};
-          float* sum[4] = {};
           for (int k = 0; k < 4; ++k) {
-            corner[k] = addresses(k, i);
+            if constexpr (kReadsX) corner[k] = addresses(k, i);
             if constexpr (kOfX) sum[k] = sum_addresses(k, i);
             weight[k] = corners.weight[k][i];
           }

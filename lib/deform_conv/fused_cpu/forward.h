@@ -166,7 +166,8 @@ class Forward {
 
   DCN_INLINE void BlendPixels(const StripCorners& corners, const T* image, int64_t pixels, int64_t count,
                               float* words) const {
-    const StripAddresses<const T> addresses(corners, image, convolution_.sizes.channels, zeros_.data());
+    StripAddresses<const T> addresses;
+    addresses.Compute(corners, image, convolution_.sizes.channels, zeros_.data());
     for (int64_t p = 0; p < pixels; ++p) {
       const T* corner[4];
       float weight[4];

@@ -116,8 +116,7 @@ class StripAddresses {
  public:
   // `first`: the address of pixel `first_pixel`. `stride`: elements of a pixel. `unread`: the address for corners
   // outside of the image.
-  DCN_NOINLINE StripAddresses(const StripCorners& corners, T* first, int64_t stride, T* unread,
-                              int64_t first_pixel = 0) {
+  DCN_NOINLINE void Compute(const StripCorners& corners, T* first, int64_t stride, T* unread, int64_t first_pixel = 0) {
     const int32_t elements = int32_t(stride);  // a product of 64-bit factors takes several instructions
     const uintptr_t base = reinterpret_cast<uintptr_t>(first) - first_pixel * elements * int64_t{sizeof(T)};
     const uintptr_t other = reinterpret_cast<uintptr_t>(unread);
