@@ -1,5 +1,7 @@
 """The anchor-free example detector."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,9 @@ from numpy.testing import assert_array_equal
 
 pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
+pytest.importorskip("matplotlib")
 
+from examples.detector import demo
 from examples.detector.losses import assign, loss
 from examples.detector.model import Detector
 from examples.digits_library import scenes
@@ -38,3 +42,12 @@ def test_gradients_reach_new_layers():
 def test_an_unknown_operator_is_an_error():
     with pytest.raises(ValueError, match="operator must be one of plain, deformable, dcnv3, dcnv4, got 'DCNv3'"):
         jax.eval_shape(Detector(**TINY, operator="DCNv3").init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.uint8))
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path, capsys):
+    picture = tmp_path / "new" / "demo.png"
+    demo.main(["--steps", "1", "--batch-size", "1", "--validation-images", "2", "--out", str(picture)])
+    said = capsys.readouterr().out
+    assert re.search(r"^AP [\d.]+, AP50 [\d.]+, AP75 [\d.]+", said, re.MULTILINE)
+    assert str(picture) in said and picture.read_bytes().startswith(b"\x89PNG")
