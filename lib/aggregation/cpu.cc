@@ -101,16 +101,15 @@ void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64
   });
 }
 
-// Adds what queries [begin, end) contribute to the cotangents of the block's elements, which are in its array. `buffer`
-// has room for the block's channels.
-template <typename A>
-void ScatterRows(BlockTaps<A>& taps, const AnyArray& d_out, int64_t begin, int64_t end, A* buffer) {
+// Adds what queries [begin, end) contribute to the cotangents of the block's elements, which are in its array.
+template <typename T>
+void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end) {
+  using A = Accumulator<T>;
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
     for (int64_t i = 0; i < rows; ++i) {
       const CornerArrays<A> corners = taps.corners.at(i * num_taps);
-      const A* const d_row =
-          WidenRow(d_out, (first_row + i) * channels + taps.block.first_channel, taps.block.channels, buffer);
+      const T* const d_row = d_out + (first_row + i) * channels + taps.block.first_channel;
       ForEachChannels<kDotLanes>(taps.block.channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
         constexpr int kVectors = decltype(vectors)::value;
         Vector<A, kDotLanes> d[kVectors];
@@ -259,28 +258,32 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
 const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
                            const void* d_out, bool is_wide, void* d_value, int32_t*, int64_t) {
   if (std::min({sizes.batches, sizes.pixels, sizes.heads, sizes.channels}) == 0) return nullptr;
-  const DType value_dtype = is_wide ? DType::kF32 : dtype;
-  PreferLargePages(static_cast<char*>(d_value),
-                   sizes.batches * sizes.pixels * sizes.heads * sizes.channels * BytesOf(value_dtype));
-  DispatchAccumulator(dtype, [&](auto tag) {
-    using A = decltype(tag);
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
     const BlockGrid blocks(sizes, device.threads(), sizeof(A));
+    const int64_t elements = sizes.batches * sizes.pixels * sizes.heads * sizes.channels;
+    if (is_wide) {
+      PreferLargePages(static_cast<A*>(d_value), elements);
+    } else {
+      PreferLargePages(static_cast<T*>(d_value), elements);
+    }
     const auto compute = [&](AlignedVector<A>& sums, int64_t i) {
       const Block block = blocks[i];
       const int64_t pixel_size = block.heads * block.channels, size = block.pixels * pixel_size;
-      // After the sums: a pixel that stands for corners outside the block, and a row of d_out.
-      sums.assign(size + 2 * block.channels, A(0));
-      A* const outside = sums.data() + size;
+      sums.assign(size + block.channels, A(0));  // the last ones stand for corners outside the block
       if (std::min(sizes.queries(), int64_t{sizes.taps}) > 0) {
-        const BlockArray array(sums.data(), outside, pixel_size, block.channels);
+        const BlockArray array(sums.data(), sums.data() + size, pixel_size, block.channels);
         TapCorners<A> corners(sizes, block, array);
         BlockTaps<A> block_taps{sizes, taps, block, array, corners};
         const int64_t first = block.batch * sizes.queries();
-        ScatterRows(block_taps, {dtype, d_out}, first, first + sizes.queries(), outside + block.channels);
+        ScatterRows(block_taps, static_cast<const T*>(d_out), first, first + sizes.queries());
       }
-      Dispatch<F16, BF16>(value_dtype, [&](auto element) {
-        StoreBlock(sizes, block, sums.data(), static_cast<decltype(element)*>(d_value));
-      });
+      if (is_wide) {
+        StoreBlock(sizes, block, sums.data(), static_cast<A*>(d_value));
+      } else {
+        StoreBlock(sizes, block, sums.data(), static_cast<T*>(d_value));
+      }
     };
     device.ParallelFor(blocks.size(), [] { return AlignedVector<A>(); }, compute);
   });

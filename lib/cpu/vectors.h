@@ -285,28 +285,6 @@ DCN_NOINLINE void StoreSums(const A* sums, int64_t count, T* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = T(sums[i]);
 }
 
-// An array of elements of any type.
-struct AnyArray {
-  DType dtype;
-  const void* data;
-};
-
-// Elements [first, first + count) of an array, as the accumulator type: copies in `buffer` if their type is another
-// one. With it, a kernel is compiled for accumulator types only.
-template <typename A>
-DCN_NOINLINE const A* WidenRow(const AnyArray& array, int64_t first, int64_t count, A* buffer) {
-  if constexpr (std::is_same_v<A, float>) {
-    const auto widen = [&](const auto* from) DCN_INLINED {
-      ForEachVector<kLanes>(
-          count, [&](int64_t i, int lanes) DCN_INLINED { Store(Load(from + first + i, lanes), buffer + i, lanes); });
-      return buffer;
-    };
-    if (array.dtype == DType::kF16) return widen(static_cast<const F16*>(array.data));
-    if (array.dtype == DType::kBF16) return widen(static_cast<const BF16*>(array.data));
-  }
-  return static_cast<const A*>(array.data) + first;
-}
-
 // Adds factor · from[i] to sums[i]. The arrays do not overlap. What remains after whole vectors is added in narrower
 // ones.
 template <int kCount, typename A, typename T>

@@ -135,11 +135,11 @@ struct Band {
   int64_t image, begin, end;
 };
 
-// The transpose of PoolSeparably, in the rows of a band. `d_index`: that of the cotangent of the RoI's first bin.
-// `buffer` has room for the channels of a bin.
-template <typename A>
-void AddSeparably(const PoolSizes& sizes, const Roi<A>& roi, RoiWeights<A>& weights, ColumnSums<A>& columns,
-                  const Band& band, const AnyArray& d_pooled, int64_t d_index, A* buffer, A* d_image) {
+// The transpose of PoolSeparably, in the rows of a band.
+template <typename T>
+void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWeights<Accumulator<T>>& weights,
+                  ColumnSums<Accumulator<T>>& columns, const Band& band, const T* d_roi, Accumulator<T>* d_image) {
+  using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
   columns.Find(sizes, weights);
@@ -150,8 +150,7 @@ void AddSeparably(const PoolSizes& sizes, const Roi<A>& roi, RoiWeights<A>& weig
     columns.ClearSums();
     for (int64_t column = 0; column < sizes.output[1]; ++column) {
       const auto bin = weights.Shared(row, column);
-      const int64_t bin_index = d_index + (row * sizes.output[1] + column) * channels;
-      const A* const d = WidenRow(d_pooled, bin_index, channels, buffer);
+      const T* d = d_roi + (row * sizes.output[1] + column) * channels;
       for (const auto& x : bin.x) {
         if (x.weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
         AddProducts(bin.scale * x.weight, d, channels, columns.sum(x.index));
@@ -167,14 +166,15 @@ void AddSeparably(const PoolSizes& sizes, const Roi<A>& roi, RoiWeights<A>& weig
   }
 }
 
-template <typename A>
-void XCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const AnyArray& d_pooled, A* d_x, const Band& band) {
+template <typename T>
+void XCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_pooled, Accumulator<T>* d_x,
+                      const Band& band) {
+  using A = Accumulator<T>;
   const int64_t first_roi = band.image / sizes.images * sizes.rois, row_size = sizes.width * sizes.channels;
   A* d_image = d_x + band.image * sizes.height * row_size;
   std::fill(d_image + band.begin * row_size, d_image + band.end * row_size, A(0));
   RoiWeights<A> weights(sizes, rois);
   ColumnSums<A> columns(sizes);
-  std::vector<A> buffer(sizes.channels);
   for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
     const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
     if (roi.state != RoiState::kValid || roi.image != band.image % sizes.images) continue;
@@ -182,8 +182,7 @@ void XCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const AnyArray& 
     const A edge = roi.start[0] + roi.size[0];
     const A first = std::min(roi.start[0], edge) - A(2), last = std::max(roi.start[0], edge) + A(2);
     if (last < A(band.begin) || first > A(band.end)) continue;
-    AddSeparably(sizes, roi, weights, columns, band, d_pooled, roi_index * sizes.bins() * sizes.features(),
-                 buffer.data(), d_image);
+    AddSeparably(sizes, roi, weights, columns, band, d_pooled + roi_index * sizes.bins() * sizes.features(), d_image);
   }
 }
 
@@ -207,12 +206,13 @@ void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum,
   }
 }
 
-template <typename A>
+template <typename T>
 void XCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& all_bins,
-                       const AnyArray& d_pooled, A* d_x, const ChannelBlock& block) {
+                       const T* d_pooled, Accumulator<T>* d_x, const ChannelBlock& block) {
+  using A = Accumulator<T>;
   const int64_t class_features = sizes.class_features();
   const int64_t first_roi = block.image / sizes.images * sizes.rois;
-  std::vector<A> sums(sizes.height * sizes.width * block.groups * block.features), buffer(block.features);
+  std::vector<A> sums(sizes.height * sizes.width * block.groups * block.features), d_bin(block.features);
   RoiWeights<A> weights(sizes, rois);
   std::vector<BinIndex> bins;
   for (const BinIndex& bin : all_bins) {
@@ -221,22 +221,22 @@ void XCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vect
   for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
     const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
     if (roi.state != RoiState::kValid || roi.image != block.image % sizes.images) continue;
+    const T* d_roi = d_pooled + roi_index * sizes.bins() * sizes.features();
     for (int64_t begin = 0, end; begin < block.features; begin = end) {
       const int64_t class_ = (block.first_feature + begin) / class_features;
       end = std::min(block.features, (class_ + 1) * class_features - block.first_feature);
       weights.Start(sizes, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_));
       for (const BinIndex& index : bins) {
         const auto bin = weights.At(sizes, index);
-        const int64_t bin_index = roi_index * sizes.bins() + index.row * sizes.output[1] + index.column;
-        const A* const d =
-            WidenRow(d_pooled, bin_index * sizes.features() + block.first_feature + begin, end - begin, buffer.data());
+        const T* d = d_roi + (index.row * sizes.output[1] + index.column) * sizes.features() + block.first_feature;
+        for (int64_t f = begin; f < end; ++f) d_bin[f] = A(d[f]);
         A* const group_sums = sums.data() + (index.group - block.first_group) * block.features;
         for (const auto& y : bin.y) {
           for (const auto& x : bin.x) {
             const A weight = bin.scale * y.weight * x.weight;
             if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
             A* const sum = group_sums + (y.index * sizes.width + x.index) * block.groups * block.features;
-            AddProducts(weight, d, end - begin, sum + begin);
+            AddProducts(weight, d_bin.data() + begin, end - begin, sum + begin);
           }
         }
       }
@@ -335,12 +335,13 @@ const char* PoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, 
     const int64_t wanted = std::min(sizes.height, (4 * device.threads() + images - 1) / std::max<int64_t>(images, 1));
     const int64_t height = (sizes.height + wanted - 1) / std::max<int64_t>(wanted, 1);
     const int64_t bands = (sizes.height + height - 1) / height;
-    DispatchAccumulator(dtype, [&](auto tag) {
-      auto* const out = static_cast<decltype(tag)*>(d_x);
+    Dispatch<F16, BF16>(dtype, [&](auto tag) {
+      using T = decltype(tag);
+      auto* const out = static_cast<Accumulator<T>*>(d_x);
       PreferLargePages(out, elements);
       device.ParallelFor(images * bands, [&](int64_t task) {
         const int64_t begin = task % bands * height;
-        XCotangentOfBand(sizes, rois, {dtype, d_pooled}, out,
+        XCotangentOfBand(sizes, rois, static_cast<const T*>(d_pooled), out,
                          {task / bands, begin, std::min(begin + height, sizes.height)});
       });
     });
@@ -357,15 +358,16 @@ const char* PoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, 
   const int64_t feature_blocks = (features + block_features - 1) / block_features;
   const int64_t group_blocks = (groups + block_groups - 1) / block_groups;
   const std::vector<BinIndex> bins = IndexBins(sizes);
-  DispatchAccumulator(dtype, [&](auto tag) {
-    auto* const out = static_cast<decltype(tag)*>(d_x);
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    auto* const out = static_cast<Accumulator<T>*>(d_x);
     PreferLargePages(out, elements);
     device.ParallelFor(images * group_blocks * feature_blocks, [&](int64_t task) {
       const int64_t f = task % feature_blocks * block_features;
       const int64_t g = task / feature_blocks % group_blocks * block_groups;
       const ChannelBlock block = {task / feature_blocks / group_blocks, f, std::min(block_features, features - f), g,
                                   std::min(block_groups, groups - g)};
-      XCotangentOfBlock(sizes, rois, bins, {dtype, d_pooled}, out, block);
+      XCotangentOfBlock(sizes, rois, bins, static_cast<const T*>(d_pooled), out, block);
     });
   });
   return nullptr;

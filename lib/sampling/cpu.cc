@@ -95,20 +95,21 @@ DCN_INLINE Vector<Accumulator<T>, 4> LoadFew(const T* from) {
   return Vector<A, 4>{A(from[0]), A(from[1]), kChannels == 3 ? A(from[kChannels - 1]) : A(0), A(0)};
 }
 
-// The samples of a block with two to four channels. A constant number of taps is read at a time; otherwise GCC builds
-// the vectors of pixels in memory.
+// The samples of a block with two to four channels. The number of taps is a constant; otherwise GCC builds the vectors
+// of pixels in memory.
 template <int kChannels, int kTaps, typename T>
 DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* zeros, T* out, int count) {
   using A = Accumulator<T>;
-  const int32_t end = taps.taps() * kBlockPoints, *const pixels = taps.pixel(0);
+  if constexpr (kTaps < kMaxTaps) {
+    if (kTaps < taps.taps()) return SampleFew<kChannels, 2 * kTaps>(taps, image, zeros, out, count);
+  }
+  const int32_t* const pixels = taps.pixel(0);
   const A *const weights = taps.weight(0), *const unread = taps.unread();
   for (int p = 0; p < count; ++p) {
     Vector<A, 4> sum = {unread[p], unread[p], unread[p], unread[p]};
-    for (int32_t first = p; first < end; first += kTaps * kBlockPoints) {
-      for (int tap = 0; tap < kTaps; ++tap) {
-        const int32_t at = first + tap * kBlockPoints;
-        sum += weights[at] * LoadFew<kChannels>(PixelAt(image, pixels[at], kChannels, zeros));
-      }
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const int at = tap * kBlockPoints + p;
+      sum += weights[at] * LoadFew<kChannels>(PixelAt(image, pixels[at], kChannels, zeros));
     }
     for (int c = 0; c < kChannels; ++c) out[p * kChannels + c] = T(sum[c]);
   }
@@ -233,32 +234,21 @@ struct ShareGrid {
   int64_t PixelShares() const { return (sizes.pixels() + pixels - 1) / pixels; }
 };
 
-// The buffers of a thread, which computes one share after the other.
-template <typename A>
-struct ShareBuffers {
-  SampleTaps<A> taps;
-  AlignedVector<A> sums;  // where x's cotangent has another type
-  AlignedVector<A> d_out;
-};
-
-// Adds the cotangents of a block's samples to a share of x's. d_index: that of the first sample's cotangent, in the
-// share. sums: that of the share's first element; its pixels are pixel_stride elements apart.
-template <int kChannels, typename A>
-DCN_INLINE void Scatter(ShareBuffers<A>& buffers, const Share& share, const AnyArray& d_out, int64_t d_index,
-                        int64_t channels, int count, A* sums, int64_t pixel_stride) {
-  const SampleTaps<A>& taps = buffers.taps;
-  const auto widened = [&](int64_t index, int64_t size)
-                           DCN_INLINED { return WidenRow(d_out, index, size, buffers.d_out.data()); };
-  const A* const few = kChannels ? widened(d_index, count * kChannels) : nullptr;
+// Adds the cotangents of a block's samples to a share of x's. sums: that of the share's first element; its pixels are
+// pixel_stride elements apart.
+template <int kChannels, typename T>
+DCN_INLINE void Scatter(const SampleTaps<Accumulator<T>>& taps, const Share& share, const T* d_out, int64_t channels,
+                        int count, Accumulator<T>* sums, int64_t pixel_stride) {
+  using A = Accumulator<T>;
   for (int p = 0; p < count; ++p) {
-    const A* const d = kChannels ? few + p * kChannels : widened(d_index + p * channels, share.channels);
+    const T* const d = d_out + p * (kChannels ? kChannels : channels) + share.first_channel;
     for (int32_t tap = 0; tap < taps.taps(); ++tap) {
       const int64_t pixel = taps.pixel(tap)[p] - share.first_pixel;
       if (taps.pixel(tap)[p] < 0 || uint64_t(pixel) >= uint64_t(share.pixels)) continue;
       const A weight = taps.weight(tap)[p];
       A* const to = sums + pixel * pixel_stride;
       if constexpr (kChannels > 0) {
-        for (int c = 0; c < kChannels; ++c) to[c] += weight * d[c];
+        for (int c = 0; c < kChannels; ++c) to[c] += weight * A(d[c]);
       } else {
         AddProducts(weight, d, share.channels, to);
       }
@@ -266,40 +256,46 @@ DCN_INLINE void Scatter(ShareBuffers<A>& buffers, const Share& share, const AnyA
   }
 }
 
-// Computes a share of x's cotangent, whose type is `dtype`. In the type of sums, it is computed in place.
+// The buffers of a thread, which computes one share after the other.
 template <typename A>
-void ComputeShare(const SamplingSizes& sizes, const Share& share, const A* locations, const AnyArray& d_out,
-                  DType dtype, void* d_x, ShareBuffers<A>& buffers) {
-  const int64_t origin = (share.batch * sizes.pixels() + share.first_pixel) * sizes.channels + share.first_channel;
-  const bool is_in_place = BytesOf(dtype) == sizeof(A);
-  A* sums = static_cast<A*>(d_x) + origin;
+struct ShareBuffers {
+  SampleTaps<A> taps;
+  AlignedVector<A> sums;  // where x's cotangent has another type
+};
+
+// Computes a share of x's cotangent, of type S: T or A.
+template <typename S, typename T>
+void ComputeShare(const SamplingSizes& sizes, const Share& share, const Accumulator<T>* locations, const T* d_out,
+                  S* d_x, ShareBuffers<Accumulator<T>>& buffers) {
+  using A = Accumulator<T>;
+  S* const out = d_x + (share.batch * sizes.pixels() + share.first_pixel) * sizes.channels + share.first_channel;
+  A* sums;
   int64_t pixel_stride = sizes.channels;
-  if (is_in_place) {
+  if constexpr (std::is_same_v<S, A>) {
+    sums = out;
     const bool has_all_channels = share.channels == sizes.channels;
     const int64_t runs = has_all_channels ? 1 : share.pixels, length = has_all_channels ? share.pixels : 1;
-    for (int64_t run = 0; run < runs; ++run) std::fill_n(sums + run * sizes.channels, length * share.channels, A(0));
+    for (int64_t run = 0; run < runs; ++run) std::fill_n(out + run * sizes.channels, length * share.channels, A(0));
   } else {
     buffers.sums.assign(share.pixels * share.channels, A(0));
     sums = buffers.sums.data();
     pixel_stride = share.channels;
   }
-  buffers.d_out.resize(std::max<int64_t>(kFewChannels * kBlockPoints, share.channels));
   DispatchChannels(sizes, [&](auto few) DCN_INLINED {
     for (int64_t first = 0; first < sizes.points; first += kBlockPoints) {
       const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
       buffers.taps.Locate(locations, share.batch, first, count);
-      const int64_t d_index = (share.batch * sizes.points + first) * sizes.channels + share.first_channel;
-      Scatter<decltype(few)::value>(buffers, share, d_out, d_index, sizes.channels, count, sums, pixel_stride);
+      const T* const d = d_out + (share.batch * sizes.points + first) * sizes.channels;
+      Scatter<decltype(few)::value>(buffers.taps, share, d, sizes.channels, count, sums, pixel_stride);
     }
   });
-  if (is_in_place) return;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    T* const out = static_cast<T*>(d_x) + origin;
+  if constexpr (!std::is_same_v<S, A>) {
     for (int64_t pixel = 0; pixel < share.pixels; ++pixel) {
-      for (int64_t c = 0; c < share.channels; ++c) out[pixel * sizes.channels + c] = T(sums[pixel * pixel_stride + c]);
+      for (int64_t c = 0; c < share.channels; ++c) {
+        out[pixel * sizes.channels + c] = S(sums[pixel * pixel_stride + c]);
+      }
     }
-  });
+  }
 }
 
 }  // namespace
@@ -321,9 +317,7 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
         if constexpr (decltype(few)::value == 1) {
           SampleOne(taps, image, block, count);
         } else if constexpr (decltype(few)::value > 0) {
-          constexpr int kChannels = decltype(few)::value;
-          taps.taps() % 4 ? SampleFew<kChannels, 1>(taps, image, zeros.data(), block, count)
-                          : SampleFew<kChannels, 4>(taps, image, zeros.data(), block, count);
+          SampleFew<decltype(few)::value, 1>(taps, image, zeros.data(), block, count);
         } else {
           SampleMany(taps, image, zeros.data(), sizes.channels, block, count);
         }
@@ -337,15 +331,20 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
 const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
                                const void* d_out, bool is_wide, void* d_x, int32_t*, int64_t) {
   if (std::min({sizes.batches, sizes.pixels(), sizes.channels}) == 0) return nullptr;
-  const DType x_dtype = is_wide ? DType::kF32 : dtype;
-  PreferLargePages(static_cast<char*>(d_x), sizes.batches * sizes.pixels() * sizes.channels * BytesOf(x_dtype));
-  DispatchAccumulator(dtype, [&](auto tag) {
-    using A = decltype(tag);
-    const ShareGrid shares(sizes, device.threads(), BytesOf(x_dtype) == sizeof(A) ? 0 : sizeof(A));
-    const auto make = [&] { return ShareBuffers<A>{SampleTaps<A>(sizes), {}, {}}; };
-    device.ParallelFor(shares.size(), make, [&](ShareBuffers<A>& buffers, int64_t i) {
-      ComputeShare(sizes, shares[i], static_cast<const A*>(locations), {dtype, d_out}, x_dtype, d_x, buffers);
-    });
+  const int64_t threads = device.threads();
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    const auto compute = [&](auto* result) {
+      using S = std::remove_pointer_t<decltype(result)>;
+      PreferLargePages(result, sizes.batches * sizes.pixels() * sizes.channels);
+      const ShareGrid shares(sizes, threads, std::is_same_v<S, A> ? 0 : sizeof(A));
+      const auto make = [&] { return ShareBuffers<A>{SampleTaps<A>(sizes), {}}; };
+      device.ParallelFor(shares.size(), make, [&](ShareBuffers<A>& buffers, int64_t i) {
+        ComputeShare(sizes, shares[i], static_cast<const A*>(locations), static_cast<const T*>(d_out), result, buffers);
+      });
+    };
+    is_wide ? compute(static_cast<A*>(d_x)) : compute(static_cast<T*>(d_x));
   });
   return nullptr;
 }
