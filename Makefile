@@ -29,7 +29,7 @@ build-cuda: .venv/cuda
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: .venv/installed .venv/tools
-	$(MAKE) --jobs=2 lint docs
+	@$(MAKE) --no-print-directory --jobs=2 lint docs
 	$(PYTEST)
 
 # What `make test` leaves to continuous integration: among others, all that reads the machine code of the CUDA kernels.
@@ -44,7 +44,7 @@ thorough: .venv/cuda .venv/gpu-compiler .venv/gpu-compiler-cuda12
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+	@$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/mypy
 
 # docs/conf.py says why Sphinx's source directory is the whole repository.

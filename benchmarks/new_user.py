@@ -11,23 +11,29 @@ import tempfile
 import time
 from statistics import median
 
-from benchmarks.reports.formatting import markdown, paragraph
+from benchmarks.reports.formatting import list_named, markdown, paragraph
 from benchmarks.reports.report import parser, write_page
 from benchmarks.support.machine import cores, processor
 from benchmarks.support.sources import ROOT, commit
 
-WHEEL = "rm -rf build && .venv/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir wheels ."
-NEW = "python3 -m venv new && new/bin/pip install --quiet"
-# The commands of each clone, one after the other.
+BUILD = "rm -rf build wheels && {} .venv/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir wheels ."
+INSTALL = "python3 -m venv {0} && {0}/bin/pip install --quiet"
+# The commands of each clone, one after the other: what they do, and the command.
 CLONES = [
-    ["make demo", "make test", f"JAX_DCN_CUDA=OFF {WHEEL}", f"JAX_DCN_CUDA=ON {WHEEL}", f"{NEW} wheels/*.whl"],
-    ["make test"],
-    [f"JAX_DCN_CUDA=OFF {NEW} ."],
+    {
+        "the demo": "make demo",
+        "the tests after it": "make test",
+        "a wheel without CUDA": BUILD.format("JAX_DCN_CUDA=OFF"),
+        "a wheel with CUDA": BUILD.format("JAX_DCN_CUDA=ON"),
+        "the installation of this wheel": f"{INSTALL.format('other')} wheels/*.whl",
+    },
+    {"the tests": "make test"},
+    {"the installation without CUDA": f"{INSTALL.format('new')} . --config-settings=cmake.define.JAX_DCN_CUDA=OFF"},
 ]
 NOTE = (
-    "Each column is a run: seconds by the clock / processor seconds, of one core each. Commands of a clone follow each "
-    "other. Those with `pip wheel` compile the kernels, and those with ON the CUDA kernels for all architectures, too; "
-    "their build tools are installed already."
+    "Each cell has seconds by the clock / processor seconds, of all processes. Each clone begins with no virtual "
+    "environment, and pip has no cache. The build tools of the wheels are installed already. "
+    "Where there is no GPU, a wheel with CUDA has machine code for all of them."
 )
 
 
@@ -35,23 +41,23 @@ def main():
     options = parser("new_user", __doc__.splitlines()[0])
     options.add_argument("--runs", type=int, default=3, help="how often (%(default)s)")
     options = options.parse_args()
-    names = [(clone, command) for clone, commands in enumerate(CLONES, 1) for command in commands]
-    runs = [list(itertools.chain.from_iterable(map(run, CLONES))) for _ in range(options.runs)]
-    rows = [["clone", "command", *(f"run {number}" for number in range(1, options.runs + 1)), "median"]]
-    for (clone, command), times in zip(names, zip(*runs, strict=True), strict=True):
-        middle = [median(column) for column in zip(*times, strict=True)]
-        rows.append([str(clone), f"`{command}`", *(f"{wall:.0f} / {cpu:.0f}" for wall, cpu in (*times, middle))])
     machine = f"Commit {commit()}; {processor()}, {cores()} cores."
-    write_page(
-        options.out, "new-user", "The first commands of a user", [paragraph(f"{machine} {NOTE}"), markdown(rows)]
-    )
+    runs = [list(itertools.chain.from_iterable(map(run, CLONES))) for _ in range(options.runs)]
+    rows = [["clone", "what", *(f"run {number}" for number in range(1, options.runs + 1)), "median"]]
+    named = [(str(clone), what) for clone, commands in enumerate(CLONES, 1) for what in commands]
+    for names, times in zip(named, zip(*runs, strict=True), strict=True):
+        middle = [median(column) for column in zip(*times, strict=True)]
+        rows.append([*names, *(f"{wall:.0f} / {cpu:.0f}" for wall, cpu in (*times, middle))])
+    commands = list_named({what: f"`{command}`" for clone in CLONES for what, command in clone.items()})
+    sections = [paragraph(f"{machine} {NOTE}"), markdown(rows), commands]
+    write_page(options.out, "new-user", "The first commands of a user", sections)
 
 
 def run(commands):
     """Seconds and processor seconds of each command in a new clone."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
-        return [measure(command, folder) for command in commands]
+        return [measure(command, folder) for command in commands.values()]
 
 
 def measure(command, folder):
