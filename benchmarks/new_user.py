@@ -42,15 +42,17 @@ def main():
     options.add_argument("--runs", type=int, default=3, help="how often (%(default)s)")
     options = options.parse_args()
     machine = f"Commit {commit()}; {processor()}, {cores()} cores."
-    runs = [list(itertools.chain.from_iterable(map(run, CLONES))) for _ in range(options.runs)]
-    rows = [["clone", "what", *(f"run {number}" for number in range(1, options.runs + 1)), "median"]]
     named = [(str(clone), what) for clone, commands in enumerate(CLONES, 1) for what in commands]
-    for names, times in zip(named, zip(*runs, strict=True), strict=True):
-        middle = [median(column) for column in zip(*times, strict=True)]
-        rows.append([*names, *(f"{wall:.0f} / {cpu:.0f}" for wall, cpu in (*times, middle))])
     commands = list_named({what: f"`{command}`" for clone in CLONES for what, command in clone.items()})
-    sections = [paragraph(f"{machine} {NOTE}"), markdown(rows), commands]
-    write_page(options.out, "new-user", "The first commands of a user", sections)
+    runs = []
+    for number in range(1, options.runs + 1):
+        runs.append(list(itertools.chain.from_iterable(map(run, CLONES))))
+        rows = [["clone", "what", *(f"run {k}" for k in range(1, number + 1)), "median"]]
+        for names, times in zip(named, zip(*runs, strict=True), strict=True):
+            middle = [median(column) for column in zip(*times, strict=True)]
+            rows.append([*names, *(f"{wall:.0f} / {cpu:.0f}" for wall, cpu in (*times, middle))])
+        sections = [paragraph(f"{machine} {NOTE}"), markdown(rows), commands]
+        write_page(options.out, "new-user", "The first commands of a user", sections)
 
 
 def run(commands):

@@ -1,15 +1,17 @@
 """Installs a checkout in its virtual environment `.venv`, for the Makefile: python3 cmake/install.py PART [OPTION ...]
 
 package: the package, editable, and the packages of the examples. The options are CMake's, such as JAX_DCN_WERROR=ON.
-    CUDA kernels are built only for a GPU of this machine.
-cuda: the same with CUDA kernels for all architectures, if there is an nvcc.
+    The CUDA kernels are built only for a GPU of this machine, unless the environment variable JAX_DCN_CUDA says so.
+cuda: the same with the CUDA kernels for all architectures, by NVIDIA's nvcc from PyPI.
 tools: what tests, checks, documentation and benchmarks need.
 
 The build tools are installed in the environment, too, so that another build compiles only what has changed.
 """
 
 import fcntl
+import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +19,7 @@ import venv
 
 VENV = ".venv"
 PYTHON = os.path.join(VENV, "bin", "python")
-FREE_GIGABYTES = 3
-OLDEST_DRIVER = 580  # of CUDA 13
+OLDEST_DRIVER, OLDEST_GPU = 580, 8.0  # of CUDA 13, and of the kernels
 # What the output of a failed command contains, and what it means.
 EXPLANATIONS = {
     "No space left on device": "The disk is full.",
@@ -36,13 +37,7 @@ def main(part, *options):
             say("Waiting for another installation in this folder.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         make_environment()
-        if part == "package":
-            install_package(*options)
-        elif part == "cuda":
-            build(*options, "JAX_DCN_CUDA=AUTO", "JAX_DCN_CUDA_CODE=ALL")
-        else:
-            say("Installing pytest, mypy, ruff, clang-format, Sphinx and others: 200 MB")
-            pip(*requirements("test", "benchmarks", "docs"))
+        {"package": install_package, "cuda": install_cuda, "tools": install_tools}[part](*options)
 
 
 def check_machine():
@@ -56,8 +51,6 @@ def check_machine():
         stop(f"The folder {VENV} cannot be made in {os.getcwd()}: {error.strerror}.")
     if not os.access(VENV, os.W_OK):
         stop(f"The folder {os.path.abspath(VENV)} cannot be written to.")
-    if shutil.disk_usage(VENV).free < FREE_GIGABYTES * 1e9:
-        stop(f"{os.path.abspath(VENV)} needs {FREE_GIGABYTES} GB of free space.")
     compilers = [os.environ["CXX"].split()[0]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     if not any(map(shutil.which, compilers)):
         stop(
@@ -66,53 +59,80 @@ def check_machine():
         )
 
 
+def check_space(gigabytes):
+    if shutil.disk_usage(VENV).free < gigabytes * 1e9:
+        stop(f"{os.path.abspath(VENV)} needs {gigabytes} GB of free space.")
+
+
 def make_environment():
-    """Makes the virtual environment, unless there is one with a pip that runs."""
-    if (
-        os.path.exists(PYTHON)
-        and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode == 0
-    ):
+    """Makes the virtual environment, unless there is one whose pip runs."""
+    program = "import pip, sys; print(*sys.version_info[:2], sep='.'); sys.exit(sys.version_info < (3, 11))"
+    try:
+        found = subprocess.run([PYTHON, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        found = None
+    if found and found.returncode and found.stdout:
+        stop(f"{VENV} is an environment of Python {found.stdout.strip()}, and 3.11 or newer is needed: make clean")
+    if found and found.returncode == 0:
         return
     try:
-        venv.create(VENV, with_pip=True)
+        venv.create(VENV, symlinks=True, with_pip=True)
     except subprocess.CalledProcessError:
         stop("Python cannot make a virtual environment with pip. On Debian and Ubuntu: apt-get install python3-venv")
 
 
 def install_package(*options):
-    """Installs the package and what the examples need, with the build tools."""
-    configuration = project()
-    tools = [tool for tool in configuration["build-system"]["requires"] if not tool.startswith("jaxlib")]
-    tools += ["cmake", "ninja"]
-    extras = ["examples"]
-    cuda = has_gpu()
-    if cuda:
-        tools += configuration["tool"]["scikit-build"]["overrides"][0]["build"]["requires"]
-        extras.append("cuda13")
-    size = "3 GB" if cuda else "350 MB"
+    has_gpu = find_gpu()
+    kind = os.environ.get("JAX_DCN_CUDA") or ("WHEELS" if has_gpu else "OFF")
+    with_cuda = has_gpu and kind.upper() != "OFF"
+    check_space(10 if with_cuda else 3)
+    size = "3 GB" if with_cuda else "350 MB"
     say(f"Installing jax, flax and the packages of the examples, {size}: half a minute on a fast network")
-    pip(*tools, *requirements(*extras))
-    build(*options, f"JAX_DCN_CUDA={'ON' if cuda else 'OFF'}")
+    pip(*build_tools(kind), *requirements("examples", *(["cuda13"] if with_cuda else [])))
+    build(kind, *options)
 
 
-def build(*options):
-    """Compiles the package, which is then imported from the folder of its sources."""
-    say("Compiling the kernels: one minute on two cores")
-    defines = [f"--config-settings=cmake.define.{option}" for option in options]
-    pip("--no-build-isolation", "--no-deps", *defines, "--editable", ".")
+def install_cuda(*options):
+    pip(*build_tools("WHEELS"))
+    build("WHEELS", "JAX_DCN_CUDA_CODE=ALL", *options)
 
 
-def has_gpu():
-    """Whether this machine has an NVIDIA GPU and a driver for CUDA 13."""
+def install_tools():
+    check_space(1)
+    say("Installing pytest, mypy, ruff, clang-format, Sphinx and others: 200 MB")
+    pip(*requirements("test", "benchmarks", "docs"))
+
+
+def find_gpu():
+    """Whether this machine has an NVIDIA GPU that can run the kernels, and a driver for CUDA 13."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader"]
     try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return False
-    if not driver or int(driver.partition(".")[0]) >= OLDEST_DRIVER:
-        return bool(driver)
-    say("The GPU is not used: its driver is for CUDA 12. docs/building.md explains builds for older drivers.")
-    return False
+    gpus = [(float(gpu), int(driver)) for gpu, driver in re.findall(r"^(\d+\.\d), (\d+)\.", printed, re.MULTILINE)]
+    usable = [gpu for gpu, driver in gpus if gpu >= OLDEST_GPU and driver >= OLDEST_DRIVER]
+    if gpus and not usable:
+        say(
+            f"The GPU is not used: the kernels need compute capability {OLDEST_GPU} and a driver of CUDA 13, "
+            f"{OLDEST_DRIVER} or newer. docs/building.md explains builds for older drivers."
+        )
+    return bool(usable)
+
+
+def build(kind, *options):
+    """Compiles the package, with CUDA kernels as the variable JAX_DCN_CUDA says: `kind`.
+
+    It is then imported from the folder of its sources.
+    """
+    say("Compiling the kernels: one minute on two cores, or several with those for CUDA")
+    # CMake would keep what it has found and was told before, such as a compiler. The object files remain.
+    for path in glob.glob("build/*/CMakeCache.txt"):
+        os.remove(path)
+    for path in glob.glob("build/*/CMakeFiles/[0-9]*"):
+        shutil.rmtree(path)
+    defines = [f"--config-settings=cmake.define.{option}" for option in (f"JAX_DCN_CUDA={kind}", *options)]
+    pip("--no-build-isolation", "--no-deps", *defines, "--editable", ".")
 
 
 def project():
@@ -120,6 +140,15 @@ def project():
 
     with open("pyproject.toml", "rb") as file:
         return tomllib.load(file)
+
+
+def build_tools(kind):
+    """What a build needs besides jaxlib, which is that of the environment."""
+    found = project()
+    tools = [tool for tool in found["build-system"]["requires"] if not tool.startswith("jaxlib")]
+    if kind.upper() == "WHEELS":
+        tools += found["tool"]["scikit-build"]["overrides"][0]["build"]["requires"]
+    return [*tools, "cmake", "ninja"]
 
 
 def requirements(*extras):

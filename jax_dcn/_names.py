@@ -1,10 +1,10 @@
 """What to use for a name that `jax_dcn` lacks: a layer, which two modules have, or the name of another library."""
 
 LAYERS = ("DCNv3", "DCNv4", "DeformConv", "DeformPSRoIPool", "MultiScaleDeformableAttention")
-# The names of torchvision, mmcv, Detectron2, transformers and the authors' repositories, by the name here.
+# The names of torchvision, mmcv, Detectron2, Paddle and the authors' repositories, by the name here.
 _FOREIGN_NAMES = {
     "DeformConv": "DeformConv2d DeformConv2dPack ModulatedDeformConv ModulatedDeformConv2d ModulatedDeformConv2dPack "
-    "DCN DCNv2",
+    "DeformConv2D DCN DCNv2",
     "DeformPSRoIPool": "DCNPooling",
     "MultiScaleDeformableAttention": "MSDeformAttn",
     "dcnv3": "dcnv4 dcnv3_core_pytorch",

@@ -39,7 +39,6 @@ def fail(*_, **__):
 BAD_MACHINES = {
     "old Python": (sys, "version_info", (3, 10, 4), "Python 3.11 or newer is needed, and .* is 3.10.4"),
     "read-only checkout": (os, "makedirs", fail, "The folder .venv cannot be made in .*: Read-only file system"),
-    "full disk": (shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1e9), "needs 3 GB of free space"),
     "no compiler": (shutil, "which", lambda _: None, "A C.*17 compiler is needed, and none of .* is found"),
 }
 
@@ -54,12 +53,57 @@ def test_a_bad_machine_is_explained_before_anything_is_downloaded(install, machi
         install.check_machine()
 
 
-@pytest.mark.parametrize("driver, gpus", [("580.65.06", True), ("550.54.14", False), ("", False)])
-def test_cuda_is_built_for_a_gpu_only(install, driver, gpus, capsys):
-    assert not install.has_gpu()  # without nvidia-smi
-    add_program("nvidia-smi", f"echo {driver}")
-    assert install.has_gpu() == gpus
-    assert ("its driver is for CUDA 12" in capsys.readouterr().out) == driver.startswith("550")
+def test_a_full_disk(install, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=2e9))
+    install.check_space(2)
+    with pytest.raises(SystemExit, match="needs 3 GB of free space"):
+        install.check_space(3)
+
+
+@pytest.mark.parametrize(
+    "printed, is_used",
+    [
+        ("9.0, 580.65.06", True),
+        ("7.5, 580.65.06\n12.0, 580.65.06", True),
+        ("9.0, 550.54.14", False),
+        ("7.5, 580.65.06", False),
+        ("No devices were found", False),
+        ("[N/A], [N/A]", False),
+    ],
+)
+def test_cuda_is_built_for_a_gpu_only(install, printed, is_used, capsys):
+    assert not install.find_gpu()  # without nvidia-smi
+    add_program("nvidia-smi", f"echo '{printed}'")
+    assert install.find_gpu() == is_used
+    assert ("The GPU is not used" in capsys.readouterr().out) == (printed[0].isdigit() and not is_used)
+
+
+@pytest.mark.parametrize(
+    "gpu, variable, kind",
+    [(True, "", "WHEELS"), (True, "OFF", "OFF"), (False, "", "OFF"), (False, "WHEELS", "WHEELS")],
+)
+def test_the_package_is_built_as_the_machine_or_the_variable_says(install, gpu, variable, kind, monkeypatch):
+    if gpu:
+        add_program("nvidia-smi", "echo 9.0, 580.65.06")
+    monkeypatch.setenv("JAX_DCN_CUDA", variable)
+    calls = []
+    names = install.install_package.__globals__
+    monkeypatch.setitem(names, "pip", lambda *arguments: calls.append(arguments))
+    monkeypatch.setitem(names, "check_space", lambda _: None)
+    install.install_package("JAX_DCN_WERROR=ON")
+    packages, built = calls
+    assert any("nvcc" in name for name in packages) == (kind == "WHEELS")
+    assert ("jax[cuda13]" in packages) == (gpu and kind != "OFF")
+    assert {f"JAX_DCN_CUDA={kind}", "JAX_DCN_WERROR=ON"} <= {name.rpartition("define.")[2] for name in built}
+
+
+def test_an_environment_of_an_older_python(install):
+    python = pathlib.Path(install.PYTHON)
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 3.10; exit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(SystemExit, match=r"an environment of Python 3.10, and .* make clean"):
+        install.make_environment()
 
 
 @pytest.mark.parametrize(

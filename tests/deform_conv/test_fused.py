@@ -119,7 +119,7 @@ def check_values(case, dtype, operands):
     "case, dtype",
     [
         *((case, "bfloat16") for case in CASES),
-        # whose cotangents are not fused
+        # The cotangents of cases of the forward are not fused.
         *(slow_unless(not case.name.endswith("_back"), case, "float32") for case in CASES),
         # which differs from bfloat16 in how elements are converted, not in tiles and stages
         *((CASE[name], "float16") for name in ("2_groups_3_offset_groups", "torus_back", "8_channels_a_group_back")),

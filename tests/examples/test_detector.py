@@ -44,10 +44,11 @@ def test_an_unknown_operator_is_an_error():
         jax.eval_shape(Detector(**TINY, operator="DCNv3").init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.uint8))
 
 
-@pytest.mark.slow
-def test_the_demo(tmp_path, capsys):
+def test_the_demo(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "WIDTHS", TINY["widths"])
+    monkeypatch.setattr(demo, "BLOCKS", TINY["blocks"])
     picture = tmp_path / "new" / "demo.png"
     demo.main(["--steps", "1", "--batch-size", "1", "--validation-images", "2", "--out", str(picture)])
     said = capsys.readouterr().out
-    assert re.search(r"^AP [\d.]+, AP50 [\d.]+, AP75 [\d.]+", said, re.MULTILINE)
+    assert re.search(r"^AP [\d.]+ %, AP50 [\d.]+ %, AP75 [\d.]+ %$", said, re.MULTILINE)
     assert str(picture) in said and picture.read_bytes().startswith(b"\x89PNG")

@@ -59,8 +59,8 @@ def is_emulated(instructions):
     return True
 
 
-# Programs with a sanitizer take long to compile; that of the portable kernels takes least. Of the sets without one, amx
-# has the kernels of avx512 for float32.
+# Programs with a sanitizer take long to compile; that of the portable kernels takes least. avx512 is slow because amx
+# runs the same float32 kernels.
 SLOW = [("memory", PORTABLE), ("none", "avx512")]
 RUNS = [
     pytest.param(sanitizer, name, marks=pytest.mark.slow if (sanitizer, name) in SLOW else marks)
