@@ -25,9 +25,9 @@ def install(tmp_path, monkeypatch):
     return types.SimpleNamespace(**runpy.run_path(str(FILE)))
 
 
-def add_program(name, script):
-    path = pathlib.Path("bin", name)
-    path.parent.mkdir(exist_ok=True)
+def add_program(path, script):
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
 
@@ -45,7 +45,7 @@ BAD_MACHINES = {
 
 @pytest.mark.parametrize("machine", BAD_MACHINES)
 def test_a_bad_machine_is_explained_before_anything_is_downloaded(install, machine, monkeypatch):
-    add_program("c++", "")
+    add_program("bin/c++", "")
     install.check_machine()
     module, name, value, message = BAD_MACHINES[machine]
     monkeypatch.setattr(module, name, value)
@@ -73,7 +73,7 @@ def test_a_full_disk(install, monkeypatch):
 )
 def test_cuda_is_built_for_a_gpu_only(install, printed, is_used, capsys):
     assert not install.find_gpu()  # without nvidia-smi
-    add_program("nvidia-smi", f"echo '{printed}'")
+    add_program("bin/nvidia-smi", f"echo '{printed}'")
     assert install.find_gpu() == is_used
     assert ("The GPU is not used" in capsys.readouterr().out) == (printed[0].isdigit() and not is_used)
 
@@ -84,7 +84,7 @@ def test_cuda_is_built_for_a_gpu_only(install, printed, is_used, capsys):
 )
 def test_the_package_is_built_as_the_machine_or_the_variable_says(install, gpu, variable, kind, monkeypatch):
     if gpu:
-        add_program("nvidia-smi", "echo 9.0, 580.65.06")
+        add_program("bin/nvidia-smi", "echo 9.0, 580.65.06")
     monkeypatch.setenv("JAX_DCN_CUDA", variable)
     calls = []
     names = install.install_package.__globals__
@@ -98,10 +98,7 @@ def test_the_package_is_built_as_the_machine_or_the_variable_says(install, gpu, 
 
 
 def test_an_environment_of_an_older_python(install):
-    python = pathlib.Path(install.PYTHON)
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\necho 3.10; exit 1\n")
-    python.chmod(0o755)
+    add_program(install.PYTHON, "echo 3.10; exit 1")
     with pytest.raises(SystemExit, match=r"an environment of Python 3.10, and .* make clean"):
         install.make_environment()
 
@@ -115,10 +112,7 @@ def test_an_environment_of_an_older_python(install):
     ],
 )
 def test_a_failed_installation_is_explained(install, printed, meaning, capsys):
-    python = pathlib.Path(install.PYTHON)
-    python.parent.mkdir(parents=True)
-    python.write_text(f"#!/bin/sh\necho '{printed}' >&2; exit 1\n")
-    python.chmod(0o755)
+    add_program(install.PYTHON, f"echo '{printed}' >&2; exit 1")
     with pytest.raises(SystemExit, match=meaning):
         install.pip("jax")
     assert printed in capsys.readouterr().out

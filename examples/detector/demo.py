@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-from jax.sharding import AxisType
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from examples.digits_library import evaluate, scenes
 from examples.digits_library.compare import PICTURED_SCENES
 from examples.digits_library.pictures import clearest_object, draw_scene, strongest_class
-from examples.digits_library.train import Recipe, initial_state, train_step
+from examples.digits_library.train import Recipe, train
 
 from .losses import loss
 from .model import Detector, detect
@@ -31,10 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=4, help="scenes in a step (%(default)s)")
     parser.add_argument("--validation-images", type=int, default=160, help="scenes to score (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out/demo.png"), help="the picture (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints of an interrupted run")
     options = parser.parse_args(arguments)
     model = Detector(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
-    params = train(model, Recipe(options.steps, options.batch_size))
+    recipe = Recipe(options.steps, options.batch_size)
+    checkpoints = options.out.with_suffix("") / "checkpoints"
+    params = jax.device_get(train(model, loss, recipe, 0, checkpoints, resume=options.resume).state.params)
     print("Detecting digits in scenes that the training has not shown: a few seconds")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     found = [jax.device_get(detect(model, params, batch.images)) for batch in truth]
@@ -43,18 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     draw(options.out, model, params)
     print(f"The picture {options.out} shows detections, and where the deformable layers sample.")
-
-
-def train(model: Detector, recipe: Recipe) -> dict:
-    """The parameters after all steps."""
-    batches = scenes.training_batches(0, range(recipe.steps), recipe.batch_size)
-    mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
-    with jax.set_mesh(mesh), tqdm(batches, "training", recipe.steps, mininterval=1) as progress:
-        state = initial_state(model, recipe, scenes.IMAGE_SIZE, 0)
-        for batch in progress:
-            state, measured = train_step(model, loss, recipe, state, batch)
-            progress.set_postfix({"loss": f"{measured['loss']:.3g}"}, refresh=False)
-    return jax.device_get(state.params)
 
 
 def draw(path: Path, model: Detector, params: dict) -> None:
