@@ -279,12 +279,6 @@ DCN_INLINE void ForEachVector(int64_t channels, const Body& body) {
   if (c < channels) body(c, Tail<kCount>(channels - c));
 }
 
-// Rounds sums to elements.
-template <typename A, typename T>
-DCN_NOINLINE void StoreSums(const A* sums, int64_t count, T* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = T(sums[i]);
-}
-
 // Adds factor · from[i] to sums[i]. The arrays do not overlap. What remains after whole vectors is added in narrower
 // ones.
 template <int kCount, typename A, typename T>

@@ -28,6 +28,12 @@ DCN_INLINE const A* OffsetOfRoi(const PoolSizes& sizes, const Rois& rois, int64_
   return static_cast<const A*>(rois.offset) + OffsetIndex(sizes, roi_index, 0, class_);
 }
 
+// Rounds sums to elements.
+template <typename A, typename T>
+DCN_NOINLINE void StoreSums(const A* sums, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = T(sums[i]);
+}
+
 // A task of the forward and of the offset cotangent is one class of one RoI. Tasks go class by class: the channels of
 // one class are a small part of x, which stays in the cache while all RoIs read it. `image` and `out` begin at the
 // class's features.
