@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import Dataset, in_turn, open_image
+from examples.library.coco import Dataset, in_turn, open_image, padded_count
 from examples.library.loop import ahead, filled_batches
 
 from .images import resized
@@ -29,14 +28,16 @@ class Batch(NamedTuple):
 class Loading:
     """How examples are made.
 
-    sizes: (height, width) of batches; each has a random one of them. objects: at most so many of an image are kept.
-    keeps_ratio: whether images are resized with their ratio and padded, as for Deformable DETR. augmented: whether the
-    authors' augmentations are applied. mirrors: whether images may be mirrored. workers: threads.
+    sizes: (height, width) of batches; each has a random one of them. objects: the first of an image that are kept, by
+    default all. background: whether images without annotations are trained on. keeps_ratio: whether images are resized
+    with their ratio and padded, as for Deformable DETR. augmented: whether the authors' augmentations are applied.
+    mirrors: whether images may be mirrored. workers: threads.
     """
 
     sizes: tuple[tuple[int, int], ...]
     batch_size: int
-    objects: int = 100
+    objects: int | None = None
+    background: bool = False
     keeps_ratio: bool = False
     augmented: bool = True
     mirrors: bool = True
@@ -46,11 +47,11 @@ class Loading:
 
 def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
     """The batches of the steps in `steps`, in the order of `in_turn`, which depend only on the seed and the step."""
-    example_of = in_turn(dataset, loading.seed)
+    example_of = in_turn(dataset, loading.seed, loading.background)
 
     def example(number, size):
         image, rng = example_of(number)
-        found = load(dataset, image)
+        found = load(dataset, image, loading.objects)
         if loading.augmented:
             found = augmented(found, rng, loading.keeps_ratio)
         if loading.mirrors:
@@ -60,28 +61,27 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     def batch(step):
         choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
         numbers = range(step * loading.batch_size, (step + 1) * loading.batch_size)
-        return batched([example(number, loading.sizes[choice]) for number in numbers], loading.objects)
+        examples = [example(number, loading.sizes[choice]) for number in numbers]
+        most = max(len(found.labels) for found, _ in examples)
+        return batched(examples, loading.objects or padded_count(most))
 
     return ahead(batch, steps, loading.workers)
 
 
 def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[list[int], Batch]]:
-    """The ids of images, and a batch of the first size, as `filled_batches`."""
+    """The ids of images, and a batch of the first size without targets, as `filled_batches`."""
 
     def load_fitted(image):
-        return fitted(load(dataset, image), loading.sizes[0], loading.keeps_ratio)
+        return fitted(load(dataset, image, objects=0), loading.sizes[0], loading.keeps_ratio)
 
-    stack = partial(batched, objects=loading.objects)
-    return filled_batches(dataset.images, loading.batch_size, load_fitted, stack, loading.workers)
+    return filled_batches(dataset.images, loading.batch_size, load_fitted, batched, loading.workers)
 
 
-def load(dataset: Dataset, image: int) -> Example:
-    """An image and its objects, without crowds."""
-    objects = dataset.objects(image)
-    sides = np.array([one["bbox"] for one in objects], np.float32).reshape(-1, 4)
-    boxes = np.concatenate([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
-    labels = np.array([dataset.categories.index(one["category_id"]) for one in objects], np.int32)
-    return augment.sanitise(Example(np.asarray(open_image(dataset, image)), boxes, labels))
+def load(dataset: Dataset, image: int, objects: int | None = None) -> Example:
+    """An image and its objects, or the first of them."""
+    found = dataset.objects(image, objects)
+    boxes = np.array([one["corners"] for one in found], np.float32).reshape(-1, 4)
+    return Example(np.asarray(open_image(dataset, image)), boxes, dataset.labels(found))
 
 
 def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> Example:
@@ -115,7 +115,7 @@ def fitted(example: Example, size: tuple[int, int], keeps_ratio: bool) -> tuple[
     return found._replace(image=np.pad(found.image, [*padding, (0, 0)])), shape
 
 
-def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int) -> Batch:
+def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int = 0) -> Batch:
     """Fitted examples of one size as a batch, whose boxes are (centre x, centre y, width, height) in fractions.
 
     Fractions are of the part of the image that is no padding.
@@ -128,9 +128,9 @@ def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int) -
     )
     for index, (example, (filled_height, filled_width)) in enumerate(examples):
         mask[index, :filled_height, :filled_width] = True
-        corners = example.boxes[:objects] / np.float32([filled_width, filled_height] * 2)
+        corners = example.boxes / np.float32([filled_width, filled_height] * 2)
         count = len(corners)
         boxes[index, :count, :2] = (corners[:, :2] + corners[:, 2:]) / 2
         boxes[index, :count, 2:] = corners[:, 2:] - corners[:, :2]
-        labels[index, :count] = example.labels[:objects]
+        labels[index, :count] = example.labels
     return Batch(np.stack([example.image for example, _ in examples]), mask, Targets(boxes, labels))

@@ -78,8 +78,10 @@ def average_precision(
             info = dataset.annotations.imgs[image]
             size = np.array([info["width"], info["height"]] * 2)
             for score, label, box in zip(*of_image, strict=True):
-                found_object = {"image_id": image, "category_id": dataset.categories[label], "score": float(score)}
-                listed.append(found_object | {"bbox": precision.corners_to_sides(box * size)})
+                category = dataset.categories[label]
+                if category is not None:  # a class that the annotations have
+                    found_object = {"image_id": image, "category_id": category, "score": float(score)}
+                    listed.append(found_object | {"bbox": precision.corners_to_sides(box * size)})
     return precision.average_precision(dataset.annotations, listed)
 
 

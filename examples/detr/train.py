@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from examples.library import trainer
+from examples.library import classes, trainer
 from examples.library.coco import Dataset
 from examples.library.options import add_recipe, checked, read_data, training_parser
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line, with the files that they name."""
     checkpoint_help = "where training starts: a folder with config.json and model.safetensors"
-    parser = training_parser(PROGRAM, __doc__, checkpoint_help, objects=100, steps=10000, out="out/detr")
+    parser = training_parser(PROGRAM, __doc__, checkpoint_help, steps=10000, out="out/detr")
     add = parser.add_argument
     add("--config", type=Path, help="a config.json, to start from random weights")
     sizes_help = f"sides of images, multiples of {STRIDE}, one for each batch; the last is for evaluation (%(default)s)"
@@ -97,6 +97,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     try:
         dataset, validation = read_data(options)
         checkpoint = start(options, dataset)
+        if options.evaluate_only:
+            validation = validation.with_classes(checkpoint.labels)
+        check_counts(dataset, options.objects, checkpoint.model.config.num_queries)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     defaults = RECIPES[checkpoint.model_type]
@@ -108,6 +111,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         tuple((side, side) for side in options.sizes),
         options.recipe.batch_size,
         options.objects,
+        options.background,
         keeps_ratio=checkpoint.model_type == "deformable_detr",
         augmented=not options.no_augmentation,
         mirrors=not options.no_mirror,
@@ -119,16 +123,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
-    """The checkpoint that a run starts from, with the classes of the data."""
+    """The checkpoint that a run starts from, with the classes of the data, or as it is to be evaluated."""
     dtype, key = jnp.dtype(options.dtype), jax.random.key(options.seed or 0)
     if options.checkpoint:
-        found = weights.adapt(weights.load(options.checkpoint, dtype), dataset.names, key)
+        found = weights.load(options.checkpoint, dtype)
+        if not options.evaluate_only:
+            print(classes.described(dataset.names, found.labels), end="")
+            found = weights.adapt(found, dataset.names, key)
     else:
         config = weights.read_config(options.config)
         if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
             config = {"freeze_backbone_batch_norms": False} | config
         found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)
     return found._replace(processor=with_size(found.model_type, found.processor, options.sizes[-1]))
+
+
+def check_counts(dataset: Dataset, limit: int | None, queries: int) -> None:
+    """Raises ValueError if an image has more objects than a model has queries, each of which can find one."""
+    image, count = max(zip(dataset.images, dataset.counts, strict=True), key=lambda one: one[1])
+    if min(count, limit or count) > queries:
+        name = dataset.annotations.imgs[image]["file_name"]
+        raise ValueError(
+            f"--objects must be at most {queries}, the queries of the model, for {name} has {count} objects"
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from examples.library import classes
 from jax_dcn import interop
 
 from . import names
@@ -129,13 +130,17 @@ def initialise(config: Mapping[str, Any], key: jax.Array, dtype: DTypeLike | Non
 
 
 def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Checkpoint:
-    """A model for other classes. Its classifiers and embeddings of classes have new weights, all others keep theirs."""
+    """A model for other classes. Those that the checkpoint does not have by name have new weights in classifiers and
+    embeddings; all else keeps its weights."""
     if list(labels) == checkpoint.labels:
         return checkpoint
+    places = classes.places(labels, checkpoint.labels)
     fresh = initialise(with_labels(checkpoint.config, labels), key, checkpoint.model.dtype)
 
     def kept(path, new, old):
-        return new if any(entry.key.startswith(OF_CLASSES) for entry in path) else old
+        if not any(entry.key.startswith(OF_CLASSES) for entry in path):
+            return old
+        return classes.with_rows(new, old, places, axis=0 if path[-1].key == "embedding" else -1)
 
     variables = jax.tree_util.tree_map_with_path(kept, fresh.variables, checkpoint.variables)
     return fresh._replace(variables=variables, processor=checkpoint.processor)

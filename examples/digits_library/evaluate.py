@@ -63,7 +63,7 @@ def average_precision(truth: list[scenes.Scenes], found: list[Detections]) -> di
     true_objects = _objects((batch.boxes, batch.labels >= 0, batch.labels) for batch in truth)
     content = {
         "images": [{"id": image} for image in range(sum(len(batch.images) for batch in truth))],
-        "annotations": precision.numbered(true_objects),
+        "annotations": precision.with_areas(true_objects),
         "categories": [{"id": index, "name": name} for index, name in enumerate(scenes.CLASSES)],
     }
     return precision.average_precision(precision.indexed(content), _objects(found), sizes=SIZE_LIMITS)

@@ -1,8 +1,6 @@
-"""Images with annotations in the format of COCO: read, and checked before a training starts."""
+"""Images with annotations in the format of COCO, and the order in which a training takes them."""
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +9,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from pycocotools.coco import COCO
 
-from . import precision
+from . import classes, precision
+from .annotations import read as read_annotations
 
 SHOWN = 5  # of several mistakes
 
@@ -21,90 +20,88 @@ class ImageError(ValueError):
 
 
 class Dataset(NamedTuple):
-    """Annotations, the folder of their images, and the ids of the categories in the order of a model's classes."""
+    """Annotations, the folder of their images, the names of a model's classes, and the category of each class.
+
+    A category is None if the annotations do not have the class.
+    """
 
     annotations: COCO
     folder: Path
-    categories: list[int]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of a model's classes."""
-        return [category["name"] for category in self.annotations.loadCats(self.categories)]
+    names: list[str]
+    categories: list[int | None]
 
     @property
     def images(self) -> list[int]:
-        """The ids of all images."""
+        """The numbers of all images."""
         return sorted(self.annotations.getImgIds())
 
     @property
     def images_with_objects(self) -> list[int]:
-        """The ids of the images that have objects; raises ValueError if there are none."""
-        found = [image for image in self.images if self.objects(image)]
-        if not found:
-            raise ValueError(f"the annotations of {self.folder} must have an object that is no crowd and has an area")
-        return found
+        """The images that have an object to train on."""
+        return [image for image in self.images if self.objects(image)]
 
-    def objects(self, image: int) -> list[dict[str, Any]]:
-        """The annotations of an image, without crowds and boxes of no area."""
-        found = self.annotations.loadAnns(self.annotations.getAnnIds([image], iscrowd=False))
-        return [one for one in found if min(one["bbox"][2:]) > 0]
+    @property
+    def background_images(self) -> list[int]:
+        """The images without annotations."""
+        return [image for image in self.images if self.annotations.imgs[image]["is_background"]]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many objects to train on each image has."""
+        return [len(self.objects(image)) for image in self.images]
+
+    def objects(self, image: int, most: int | None = None) -> list[dict[str, Any]]:
+        """The annotations of an image to train on, which have "corners", or the first of them."""
+        return [one for one in self.annotations.imgToAnns.get(image, []) if one["corners"]][:most]
+
+    def labels(self, objects: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """The classes of objects, int32 [n]."""
+        return np.array([self.categories.index(one["category_id"]) for one in objects], np.int32)
+
+    def with_classes(self, names: Sequence[str]) -> "Dataset":
+        """The data for a model with these classes, which are matched by their names.
+
+        Raises ValueError if the annotations have objects of other classes.
+        """
+        places = classes.places(self.names, names)
+        used = {one["category_id"] for one in self.annotations.anns.values()}
+        categories: list[int | None] = [None] * len(names)
+        for name, place, category in zip(self.names, places, self.categories, strict=True):
+            if place is not None:
+                categories[place] = category
+            elif category in used:
+                raise ValueError(
+                    f"the annotations of {self.folder} must have objects of the model's classes, {_some(names)}, but "
+                    f"have some of the class {name!r}"
+                )
+        return self._replace(names=list(names), categories=categories)
 
 
 def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
-    """Reads a JSON file such as COCO's instances_train2017.json.
+    """Reads a JSON file such as COCO's instances_train2017.json, as `annotations.read`, and looks for the images.
 
-    Annotations may lack `iscrowd`, which is then 0, and `area`, which is then that of the box. masks: whether each must
-    have a `segmentation`.
-
-    Raises ValueError that names the file and what is wrong: if it is no such file, or annotations do not fit the images
-    and categories; FileNotFoundError if images are missing.
+    The classes are the categories in the order of the file, as in mmdet. Raises FileNotFoundError if images are
+    missing.
     """
-    content = read_json(annotations)
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(content, dict) or not content.get(key):
-            raise ValueError(f"{annotations} must have {key}, as files of COCO's format do")
-    _check_keys(annotations, content)
+    content = read_annotations(annotations, masks)
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     names = [image["file_name"] for image in content["images"]]
     missing = [name for name in names if name not in present and not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{folder} must have the images of {annotations}, but lacks {_some(missing)}")
-    for annotation in content["annotations"]:
-        width, height = annotation["bbox"][2:]
-        annotation.setdefault("iscrowd", 0)
-        annotation.setdefault("area", width * height)
-        if masks and not annotation["iscrowd"] and not annotation.get("segmentation"):
-            raise ValueError(
-                f"annotation {annotation['id']} of {annotations} must have a segmentation, or pass --boxes-only"
-            )
-    found = precision.indexed(content)
-    return Dataset(found, folder, sorted(found.getCatIds()))
+    categories = content["categories"]
+    return Dataset(
+        precision.indexed(content), folder, [one["name"] for one in categories], [one["id"] for one in categories]
+    )
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file contains. Raises ValueError, which names the file, if it is none."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
-
-
-def check_validation(dataset: Dataset, validation: Dataset) -> None:
-    """Raises ValueError if validation images have other categories than those that a model is trained on."""
-    categories, others = (dict(zip(one.categories, one.names, strict=True)) for one in (dataset, validation))
-    if categories != others:
-        raise ValueError(
-            f"the validation annotations must have the categories of the others, {categories}, got {others}"
-        )
-
-
-def in_turn(dataset: Dataset, seed: int) -> Callable[[int], tuple[int, np.random.Generator]]:
+def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, np.random.Generator]]:
     """A function from the number of a training example to its image, and to a generator for its augmentations.
 
-    Each epoch goes through the images that have objects, in an order of its own, which follows from the seed.
+    Each epoch goes through the images that have objects and, if `background`, those without annotations, in an order of
+    its own, which follows from the seed.
     """
-    images = np.array(dataset.images_with_objects)
+    images = np.array(dataset.images_with_objects + background * dataset.background_images)
 
     @lru_cache(2)
     def order(epoch):
@@ -115,6 +112,18 @@ def in_turn(dataset: Dataset, seed: int) -> Callable[[int], tuple[int, np.random
         return int(images[order(epoch)[place]]), np.random.default_rng((seed, epoch, place))
 
     return example
+
+
+def padded_count(objects: int) -> int:
+    """How many objects batches have that are padded with others: few numbers, for each is a program of its own.
+
+    >>> [padded_count(count) for count in (0, 16, 17, 147)]
+    [16, 16, 64, 256]
+    """
+    count = 16
+    while count < objects:
+        count *= 4
+    return count
 
 
 def fitted_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:
@@ -157,36 +166,6 @@ def rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
-
-
-def _check_keys(path: Path, content: Mapping[str, Any]) -> None:
-    """Raises ValueError for images, categories and annotations that lack something or refer to nothing."""
-    known = {}
-    for kind, keys in {
-        "images": ("id", "file_name", "width", "height"),
-        "categories": ("id", "name"),
-        "annotations": ("id", "image_id", "category_id", "bbox"),
-    }.items():
-        for number, item in enumerate(content[kind]):
-            lacking = [key for key in keys if not isinstance(item, dict) or key not in item]
-            if lacking:
-                raise ValueError(f"{kind}[{number}] of {path} must have {lacking[0]}")
-        ids = [item["id"] for item in content[kind]]
-        known[kind] = set(ids)
-        if len(known[kind]) < len(ids):
-            twice = next(one for one in ids if ids.count(one) > 1)
-            raise ValueError(f"{kind} of {path} must have ids of their own, got {twice} twice")
-    for annotation in content["annotations"]:
-        for key, kind in (("image_id", "images"), ("category_id", "categories")):
-            if annotation[key] not in known[kind]:
-                raise ValueError(
-                    f"annotation {annotation['id']} of {path} must have {'an' if key[0] == 'i' else 'a'} {key} that is "
-                    f"in {kind}, got {annotation[key]}"
-                )
-        box = annotation["bbox"]
-        numbers = isinstance(box, list) and all(isinstance(side, (int, float)) for side in box)
-        if not (numbers and len(box) == 4 and all(map(math.isfinite, box))):
-            raise ValueError(f"annotation {annotation['id']} of {path} must have a bbox of four numbers, got {box}")
 
 
 def _some(listed: Iterable[Any]) -> str:

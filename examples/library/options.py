@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .coco import Dataset, check_validation, read
+from .coco import Dataset, read
 
 POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions"}
 POSITIVE |= {"checkpoint_every", "evaluate_every"}
@@ -21,10 +21,8 @@ RANGES = {  # of other numbers, which otherwise must not be negative
 }
 
 
-def training_parser(
-    program: str, doc: str, checkpoint: str, *, objects: int, steps: int, out: str
-) -> argparse.ArgumentParser:
-    """The parser of such a command; checkpoint: describes that argument; objects, steps, out: defaults."""
+def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> argparse.ArgumentParser:
+    """The parser of such a command; checkpoint: describes that argument; steps, out: defaults."""
     parser = argparse.ArgumentParser(
         prog=program, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,8 +32,8 @@ def training_parser(
     add("--checkpoint", type=Path, help=checkpoint)
     add("--validation", type=Path, nargs=2, metavar=("ANNOTATIONS", "IMAGES"), help="what to compute AP on")
     add("--evaluate-only", action="store_true", help="train nothing, and compute the AP of the checkpoint")
-    objects_help = "how many objects of an image are trained on at most (%(default)s)"
-    add("--objects", type=int, default=objects, help=objects_help)
+    add("--objects", type=int, help="how many objects of an image are trained on at most; by default all")
+    add("--background", action="store_true", help="train on images without annotations, too, against false detections")
     add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products (%(default)s)")
     add("--devices", type=int, help="how many devices share each batch; by default all")
@@ -76,14 +74,21 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
 
 
 def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset, Dataset | None]:
-    """The data to train on and, if given, those to validate with, which have the same categories; as `read` does.
+    """The data to train on and, if given, those to validate with, whose classes are those of the others; as by `read`.
 
-    Raises ValueError if one has no object.
+    Prints which images and objects are not trained on. Raises ValueError if there are no objects.
     """
     dataset = read(options.annotations, options.images, masks)
-    validation = read(*options.validation, masks) if options.validation else None
-    if validation:
-        check_validation(dataset, validation)
+    validation = read(*options.validation, masks).with_classes(dataset.names) if options.validation else None
     for one in filter(None, (dataset, validation)):
-        one.images_with_objects  # noqa: B018, because it raises if there are none
+        if not one.images_with_objects:
+            raise ValueError(
+                f"the annotations of {one.folder} must have objects to train on" + masks * ", or pass --boxes-only"
+            )
+    background = len(dataset.background_images)
+    if background and not options.background:
+        print(f"{background} images without annotations are not trained on. --background trains on them, too.")
+    beyond = [count - options.objects for count in dataset.counts if count > options.objects] if options.objects else []
+    if beyond:
+        print(f"{sum(beyond)} objects of {len(beyond)} images are beyond --objects, and are not trained on.")
     return dataset, validation

@@ -12,21 +12,24 @@ from pycocotools.cocoeval import COCOeval
 
 
 def indexed(content: dict[str, Any]) -> COCO:
-    """The images, annotations and categories of a file in COCO's format, as pycocotools needs them."""
+    """The images, annotations and categories of a file in COCO's format, as pycocotools needs them.
+
+    Annotations get ids from 1, because pycocotools takes an object with the id 0 for one that was not found.
+    """
     coco = COCO()
-    coco.dataset = content
+    coco.dataset = content | {"annotations": [one | {"id": n} for n, one in enumerate(content["annotations"], 1)]}
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco
 
 
-def numbered(objects: list[dict[str, Any]], kind: Literal["bbox", "segm"] = "bbox") -> list[dict[str, Any]]:
+def with_areas(objects: list[dict[str, Any]], kind: Literal["bbox", "segm"] = "bbox") -> list[dict[str, Any]]:
     """Objects that have a box or a mask, as annotations."""
 
     def area(found):
         return float(rle.area(found["segmentation"])) if kind == "segm" else math.prod(found["bbox"][2:])
 
-    return [found | {"id": number, "area": area(found), "iscrowd": 0} for number, found in enumerate(objects, 1)]
+    return [found | {"area": area(found), "iscrowd": 0} for found in objects]
 
 
 def corners_to_sides(box: Any) -> list[float]:
@@ -48,7 +51,7 @@ def average_precision(
     """
     areas = {"all": (0, math.inf)} | dict(sizes or {})
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = COCOeval(truth, indexed(truth.dataset | {"annotations": numbered(results, kind)}), kind)
+        evaluation = COCOeval(truth, indexed(truth.dataset | {"annotations": with_areas(results, kind)}), kind)
         evaluation.params.areaRng = [[low**2, high**2] for low, high in areas.values()]
         evaluation.params.areaRngLbl = list(areas)
         evaluation.evaluate()

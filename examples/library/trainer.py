@@ -51,6 +51,7 @@ def run(
             out / "checkpoints",
             settings={
                 "objects": loading.objects,
+                "background": loading.background,
                 "mirrors": loading.mirrors,
                 "dtype": options.dtype,
                 "images": len(dataset.images),

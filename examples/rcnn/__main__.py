@@ -14,8 +14,10 @@ import jax
 import numpy as np
 
 from examples.library import objects
-from examples.library.coco import opened, read_json
+from examples.library.annotations import read_json
+from examples.library.coco import opened
 
+from .config import Config
 from .detector import detect
 from .options import CHECKPOINT_HELP, add_settings, read_checkpoint
 
@@ -23,7 +25,11 @@ from .options import CHECKPOINT_HELP, add_settings, read_checkpoint
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     parser = objects.make_parser("python -m examples.rcnn", __doc__, CHECKPOINT_HELP)
-    parser.add_argument("--names", type=Path, help="a JSON file of COCO's format, for the names of the classes")
+    parser.add_argument(
+        "--names",
+        type=Path,
+        help="a JSON file of COCO's format, for the names of classes that the checkpoint does not name",
+    )
     size_help = "longer and shorter side that the image is resized to; by default, as the checkpoint says"
     parser.add_argument("--scale", type=int, nargs=2, help=size_help)
     add_settings(parser)
@@ -34,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scale = tuple(options.scale) if options.scale else None
     try:
         model, variables = read_checkpoint(options)
-        names = class_names(options.names, model.config.classes)
+        names = class_names(options.names, model.config)
         for path, picture in objects.pictures(options.images, options.out):
             image = opened(path)
             found = jax.device_get(detect(model, variables, np.asarray(image)[None], scale))
@@ -46,17 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
 
 
-def class_names(annotations: Path | None, count: int) -> list[str]:
-    """The names of the categories in annotations, in the order of their ids; without a file, numbers."""
+def class_names(annotations: Path | None, config: Config) -> Sequence[str]:
+    """The names of the categories in annotations, in their order there; without a file, those of the checkpoint, or
+    numbers."""
     if annotations is None:
-        return [f"class {index}" for index in range(count)]
+        return config.names or [f"class {index}" for index in range(config.classes)]
     content = read_json(annotations)
     categories = content.get("categories") if isinstance(content, dict) else None
-    if not categories or not all(isinstance(one, dict) and {"id", "name"} <= one.keys() for one in categories):
-        raise ValueError(f"{annotations} must have categories with an id and a name, as files of COCO's format do")
-    if len(categories) != count:
-        raise ValueError(f"{annotations} must have the {count} categories of the checkpoint, got {len(categories)}")
-    return [category["name"] for category in sorted(categories, key=lambda category: category["id"])]
+    if not categories or not all(isinstance(one, dict) and "name" in one for one in categories):
+        raise ValueError(f"{annotations} must have categories with names, as files of COCO's format do")
+    if len(categories) != config.classes:
+        raise ValueError(
+            f"{annotations} must have the {config.classes} categories of the checkpoint, got {len(categories)}"
+        )
+    return [category["name"] for category in categories]
 
 
 if __name__ == "__main__":

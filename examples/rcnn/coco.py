@@ -8,7 +8,7 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from examples.library import precision
-from examples.library.coco import Dataset, fitted_size, in_turn, open_image
+from examples.library.coco import Dataset, fitted_size, in_turn, open_image, padded_count
 from examples.library.loop import ahead, filled_batches
 from examples.resnet import MEAN
 
@@ -20,14 +20,16 @@ from .losses import Batch
 class Loading:
     """How examples are made.
 
-    size: (height, width) of all images, into which they are fitted. objects: at most so many of an image are kept.
-    min_scale: training images are fitted into a random part of the size, from this fraction of both sides to all.
-    mirrors: whether half of the training images are mirrored. colour: of the padding, in RGB. workers: threads.
+    size: (height, width) of all images, into which they are fitted. objects: the first of an image that are kept, by
+    default all. background: whether images without annotations are trained on. min_scale: training images are fitted
+    into a random part of the size, from this fraction of both sides to all. mirrors: whether half of the training
+    images are mirrored. colour: of the padding, in RGB. workers: threads.
     """
 
     size: tuple[int, int]
     batch_size: int
-    objects: int = 50
+    objects: int | None = None
+    background: bool = False
     masks: bool = True
     min_scale: float = 1.0
     mirrors: bool = True
@@ -50,25 +52,30 @@ def load_image(dataset: Dataset, image: int, loading: Loading, scale: float = 1.
 
 
 def load_example(dataset: Dataset, image: int, loading: Loading, scale: float = 1.0) -> Batch:
-    """An image and its annotations, padded to a number of objects; crowds and further objects are left out."""
+    """An image and its objects."""
     info = dataset.annotations.imgs[image]
     height, width = fitted_size(info["height"], info["width"], _part(loading.size, scale))
     ratio = np.array([width / info["width"], height / info["height"]] * 2)
-    example = Batch(
-        load_image(dataset, image, loading, scale),
-        np.zeros((loading.objects, 4), np.float32),
-        np.full(loading.objects, -1, np.int32),
-        np.zeros((loading.objects, *(loading.size if loading.masks else (0, 0))), np.uint8),
+    objects = dataset.objects(image, loading.objects)
+    boxes = np.array([one["corners"] for one in objects]).reshape(-1, 4) * ratio
+    masks = np.zeros((len(objects), *(loading.size if loading.masks else (0, 0))), np.uint8)
+    if loading.masks:
+        for mask, annotation in zip(masks, objects, strict=True):
+            whole = Image.fromarray(255 * dataset.annotations.annToMask(annotation))
+            mask[:height, :width] = np.asarray(whole.resize((width, height), Image.Resampling.BILINEAR)) >= 128
+    image_array = load_image(dataset, image, loading, scale)
+    return Batch(image_array, boxes.astype(np.float32), dataset.labels(objects), masks)
+
+
+def padded(example: Batch, count: int) -> Batch:
+    """An example with so many objects."""
+    room = (0, count - len(example.labels))
+    return Batch(
+        example.images,
+        np.pad(example.boxes, (room, (0, 0))),
+        np.pad(example.labels, room, constant_values=-1),
+        np.pad(example.masks, (room, (0, 0), (0, 0))),
     )
-    for index, annotation in enumerate(dataset.objects(image)[: loading.objects]):
-        x, y, sides_x, sides_y = annotation["bbox"]
-        example.boxes[index] = np.array([x, y, x + sides_x, y + sides_y]) * ratio
-        example.labels[index] = dataset.categories.index(annotation["category_id"])
-        if loading.masks:
-            mask = Image.fromarray(255 * dataset.annotations.annToMask(annotation))
-            resized = mask.resize((width, height), Image.Resampling.BILINEAR)
-            example.masks[index, :height, :width] = np.asarray(resized) >= 128
-    return example
 
 
 def _part(size, scale):
@@ -78,7 +85,7 @@ def _part(size, scale):
 def mirrored(example: Batch) -> Batch:
     """An example whose left and right are exchanged."""
     width = example.images.shape[1]
-    boxes = np.where(example.labels[:, None] >= 0, [width, 0, width, 0] - example.boxes * [1, -1, 1, -1], 0)
+    boxes = [width, 0, width, 0] - example.boxes * [1, -1, 1, -1]
     return Batch(
         example.images[:, ::-1], boxes[:, [2, 1, 0, 3]].astype(np.float32), example.labels, example.masks[..., ::-1]
     )
@@ -89,7 +96,7 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
 
     They depend only on the seed and the step.
     """
-    example_of = in_turn(dataset, loading.seed)
+    example_of = in_turn(dataset, loading.seed, loading.background)
 
     def example(number):
         image, rng = example_of(number)
@@ -98,8 +105,9 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
         return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
     def batch(step):
-        numbers = range(step * loading.batch_size, (step + 1) * loading.batch_size)
-        return Batch(*(np.stack(parts) for parts in zip(*map(example, numbers), strict=True)))
+        examples = [example(number) for number in range(step * loading.batch_size, (step + 1) * loading.batch_size)]
+        count = loading.objects or padded_count(max(len(one.labels) for one in examples))
+        return Batch(*map(np.stack, zip(*(padded(one, count) for one in examples), strict=True)))
 
     return ahead(batch, steps, loading.workers)
 
@@ -120,7 +128,10 @@ def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, in
     scale = np.array([info["width"] / width, info["height"] / height] * 2)
     listed = []
     for index in np.flatnonzero(np.asarray(found.scores) > 0):
-        result = {"image_id": image, "category_id": dataset.categories[int(found.labels[index])]}
+        category = dataset.categories[int(found.labels[index])]
+        if category is None:  # a class that the annotations do not have
+            continue
+        result = {"image_id": image, "category_id": category}
         bbox = precision.corners_to_sides(np.asarray(found.boxes[index]) * scale)
         result |= {"bbox": bbox, "score": float(found.scores[index])}
         if found.masks is not None:

@@ -52,8 +52,9 @@ MASK_REGIONS = replace(REGIONS, low_quality=0.5)
 class Config:
     """A model. It is Faster R-CNN without masks, and Mask R-CNN with them.
 
-    The arrays of a checkpoint say what its model is up to `hidden`, but not the following fields.
+    The arrays of a checkpoint say what its model is from `classes` to `hidden`, but not the following fields.
 
+    names: of the classes; none if they are not known.
     stage_with_dcn, offset_groups: as in `examples.resnet.ResNet`.
     style: which convolution of a block has its stride: "pytorch", the 3x3 one, or "caffe", the first.
     mean, deviation: of images from 0 to 255, in the order of the channels that the network expects: BGR if `bgr`.
@@ -64,6 +65,7 @@ class Config:
     sampling_ratio: of RoIAlign; 0 takes as many samples as a bin has pixels.
     """
 
+    names: tuple[str, ...] = ()
     classes: int = 80
     masks: bool = True
     depth: int = 50
@@ -116,7 +118,7 @@ MAY_BE_ZERO = (
     "training_proposals.iou_threshold",
 )
 TINY = 1e-9
-IMPLIED = ("classes", "masks", "depth", "stage_with_dcn", "modulated", "offset_groups", "channels", "hidden")
+IMPLIED = ("names", "classes", "masks", "depth", "stage_with_dcn", "modulated", "offset_groups", "channels", "hidden")
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:

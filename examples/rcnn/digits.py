@@ -46,8 +46,8 @@ def write(folder: Path, split: scenes.Split, count: int, size: int) -> None:
             annotation = {"image_id": index + 1, "category_id": int(label) + 1, "segmentation": encoded(mask)}
             annotations.append(annotation | {"bbox": precision.corners_to_sides(box)})
     categories = [{"id": index, "name": name} for index, name in enumerate(scenes.CLASSES, 1)]
-    content = {"images": images, "annotations": precision.numbered(annotations, "segm"), "categories": categories}
-    (folder / f"{split}.json").write_text(json.dumps(content))
+    content = {"images": images, "annotations": precision.with_areas(annotations, "segm"), "categories": categories}
+    (folder / f"{split}.json").write_text(json.dumps(precision.indexed(content).dataset))
 
 
 if __name__ == "__main__":

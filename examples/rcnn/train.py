@@ -20,6 +20,7 @@ import jax
 import optax
 
 from examples.library import trainer
+from examples.library.classes import described
 from examples.library.coco import Dataset
 from examples.library.devices import fit_on, shared
 from examples.library.gradients import by_group, gradients
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line, with what they name: data, the model that is trained, and the recipe."""
     start_help = f"where training starts: {CHECKPOINT_HELP} of mmdet; by default, from random weights"
-    parser = training_parser(PROGRAM, __doc__, start_help, objects=50, steps=1000, out="out/rcnn")
+    parser = training_parser(PROGRAM, __doc__, start_help, steps=1000, out="out/rcnn")
     add = parser.add_argument
     add("--backbone", type=Path, help="a ResNet of ImageNet that training starts from, such as torchvision's .pth file")
     size_help = "height and width that images are made to fit into, multiples of 32 (%(default)s)"
@@ -223,6 +224,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         tuple(options.size),
         options.recipe.batch_size,
         options.objects,
+        options.background,
         model.config.masks,
         options.min_scale,
         mirrors=not options.no_mirror,
@@ -240,13 +242,17 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
     loaded = read_checkpoint(options, dtype_of(options)) if options.checkpoint else None
     masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
     dataset, validation = read_data(options, masks)
-    classes = len(dataset.categories)
-    if loaded and options.evaluate_only and loaded[0].config.classes != classes:
-        raise ValueError(f"the annotations must have the {loaded[0].config.classes} categories of the checkpoint")
     if loaded:
-        model, variables = adapt(*loaded, classes, key)
+        model, variables = with_names(loaded[0], dataset), loaded[1]
+        if options.evaluate_only and not model.config.names:
+            raise ValueError(f"the annotations must have the {model.config.classes} categories of the checkpoint")
+        if options.evaluate_only:
+            validation = validation.with_classes(model.config.names)
+        else:
+            print(described(dataset.names, model.config.names), end="")
+            model, variables = adapt(model, variables, dataset.names, key)
     else:
-        model = RCNN(Config(classes=classes), dtype_of(options))
+        model = RCNN(Config(tuple(dataset.names), len(dataset.names)), dtype_of(options))
         if options.backbone:
             model, variables = with_backbone(model, options.backbone, key, not options.trust)
         else:
@@ -256,6 +262,14 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
         params = variables["params"]
         variables = variables | {"params": params | {"roi_head": {"bbox_head": params["roi_head"]["bbox_head"]}}}
     return dataset, validation, model, variables
+
+
+def with_names(model: RCNN, dataset: Dataset) -> RCNN:
+    """A model whose classes, if it does not name them, are those of the annotations, provided that it has as many."""
+    if model.config.names or model.config.classes != len(dataset.names):
+        return model
+    print("The checkpoint does not name its classes. They are taken to be those of the annotations, in this order.")
+    return model.clone(config=replace(model.config, names=tuple(dataset.names)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype
 
+from examples.library import classes
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -25,6 +26,7 @@ INIT_SIZE = 64
 CLASSES, NECK = "roi_head.bbox_head.fc_cls.weight", "neck.fpn_convs.0.conv.weight"
 ANCHORS = "rpn_head.rpn_cls.weight"
 OF_BACKBONE = ("style", "mean", "deviation", "bgr")  # settings
+PER_CLASS = {"fc_cls": 1, "fc_reg": 4, "conv_logits": 1}  # outputs of the layers that depend on the classes
 # How names of other libraries begin.
 OTHERS = {
     "Detectron2": ("proposal_generator.", "backbone.bottom_up."),
@@ -60,7 +62,7 @@ def load(
         made = with_settings(config_of(state), found or {})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    made = with_settings(made, settings or {})
+    made = replace(with_settings(made, settings or {}), names=names_in(content, made.classes))
     known = {*(found or {}), *(settings or {})}
     assumed = [f"{name}={json.dumps(value)}" for name, value in made.settings.items() if name not in known]
     if assumed:
@@ -71,19 +73,41 @@ def load(
 
 
 def save(path: Path, model: RCNN, variables: dict[str, Any]) -> None:
-    """Writes a `.npz` file of arrays with mmdet's names, and the settings of the model as a text named "settings"."""
+    """Writes a `.npz` file of arrays with mmdet's names, and two texts: "settings" of the model, and names of
+    "classes"."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, settings=np.array(json.dumps(model.config.settings)), **interop.to_torch(variables))
+    texts = {"settings": model.config.settings, "classes": model.config.names}
+    texts = {name: np.array(json.dumps(value)) for name, value in texts.items()}
+    np.savez(path, **texts, **interop.to_torch(variables))
 
 
 def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:
     """The settings in what a file contains: those that `save` writes, or those of mmdet's config; None without any."""
     if "settings" in content:
         return json.loads(str(content["settings"]))
-    meta = content.get("meta")
-    meta = meta if isinstance(meta, Mapping) else {}
+    meta = _meta(content)
     text = meta.get("cfg", meta.get("config"))  # mmdet 3, mmdet 2
     return settings_of(text) if isinstance(text, str) else None
+
+
+def names_in(content: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """The names of classes in what a file contains: those that `save` or mmdet writes; () if there are none."""
+    if "classes" in content:
+        return tuple(json.loads(str(content["classes"])))
+    meta = _meta(content)
+    data = meta.get("dataset_meta")
+    found = {**meta, **(data if isinstance(data, Mapping) else {})}  # mmdet 2, mmdet 3
+    names = found.get("classes") or found.get("CLASSES") or ()
+    names = (names,) if isinstance(names, str) else tuple(map(str, names))
+    if names and len(names) != classes:
+        logging.getLogger(__name__).warning("The checkpoint has %s classes, but names %s.", classes, len(names))
+        return ()
+    return names
+
+
+def _meta(content):
+    meta = content.get("meta")
+    return meta if isinstance(meta, Mapping) else {}
 
 
 def renamed(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -199,18 +223,27 @@ def with_backbone(model: RCNN, path: Path, key: jax.Array, weights_only: bool = 
     return model, {kind: tree | {"backbone": filled[kind]} for kind, tree in variables.items()}
 
 
-def adapt(model: RCNN, variables: dict[str, Any], classes: int, key: jax.Array) -> tuple[RCNN, dict[str, Any]]:
-    """A model with another number of classes. Its last layers have new weights; all others keep theirs."""
-    if classes == model.config.classes:
+def adapt(model: RCNN, variables: dict[str, Any], names: Sequence[str], key: jax.Array) -> tuple[RCNN, dict[str, Any]]:
+    """A model for other classes. Its last layers have new weights for classes that the model does not have by name."""
+    if tuple(names) == model.config.names:
         return model, variables
-    adapted = model.clone(config=replace(model.config, classes=classes))
-    old, structure = jax.tree.flatten(variables)
-    new = [leaf.shape != kept.shape for leaf, kept in zip(jax.tree.leaves(shapes(adapted)), old, strict=True)]
+    adapted = model.clone(config=replace(model.config, names=tuple(names), classes=len(names)))
+    places = classes.places(names, model.config.names)
+    old, structure = jax.tree_util.tree_flatten_with_path(variables)
 
     @jax.jit
     def last_layers(key):
         leaves = jax.tree.leaves(initialise(adapted, key))
-        return [leaf for leaf, is_new in zip(leaves, new, strict=True) if is_new]
+        return [leaf for leaf, (path, _) in zip(leaves, old, strict=True) if _per_class(path)]
 
     fresh = iter(last_layers(key))
-    return adapted, structure.unflatten(next(fresh) if is_new else leaf for leaf, is_new in zip(old, new, strict=True))
+    leaves = [
+        classes.with_rows(next(fresh), kept, places, _per_class(path)) if _per_class(path) else kept
+        for path, kept in old
+    ]
+    return adapted, structure.unflatten(leaves)
+
+
+def _per_class(path) -> int:
+    """How many numbers of the last axis of a variable each class has, 0 for one that does not depend on the classes."""
+    return PER_CLASS.get(path[-2].key, 0)

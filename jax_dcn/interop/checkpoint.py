@@ -12,6 +12,13 @@ import numpy as np
 
 _TORCH = (".pth", ".pt", ".ckpt", ".bin")
 _KEYS = ("state_dict", "model", "params", "model_state_dict", "net")  # under which files store their state dict
+_AVERAGES = {  # averaged weights, and whose code evaluates them
+    "ema.module": "RT-DETR and D-FINE",
+    "params_ema": "BasicSR",
+    "ema_state_dict": "mmengine",
+    "model_ema": "timm and Co-DETR",
+}
+_DEEPEST = 4  # names in a key
 
 
 def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: bool = True) -> dict[str, np.ndarray]:
@@ -20,9 +27,9 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
     Args:
       path: ``.safetensors``, read by the package safetensors; ``.pth``, ``.pt``, ``.ckpt`` or ``.bin``, read by torch;
         Detectron2's ``.pkl``; or ``.npz``.
-      key: The key of the state dict in the file, such as "params_ema". None looks for "state_dict" (mmdet), "model"
-        (Detectron2, maskrcnn-benchmark), "params" (EDVR), "model_state_dict" and "net", and otherwise takes the whole
-        file.
+      key: The key of the state dict in the file, such as "params_ema", or with dots, such as "ema.module" of RT-DETR's
+        and D-FINE's authors. None looks for "state_dict" (mmdet), "model" (Detectron2, maskrcnn-benchmark), "params"
+        (EDVR), "model_state_dict" and "net", and otherwise takes the whole file.
       weights_only: True runs no code in the file: objects of classes that torch does not know, such as the logs in a
         checkpoint of mmengine, are left out. False reads them as well, and runs code in the file: use it only for files
         that you trust. A ``.pkl`` file needs it.
@@ -163,13 +170,11 @@ def _load_torch(path: Path, weights_only: bool) -> Any:
 
 def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.ndarray]:
     """The arrays of the state dict in what :func:`read` returned, at `key` or where files usually have it."""
-    inside = [name for name in content if isinstance(content[name], Mapping)] if isinstance(content, Mapping) else []
+    inside = dict(_inside(content))
     if key is not None and key not in inside:
-        raise ValueError(f"key must be one of {inside}, which {str(path)!r} has, got {key!r}")
+        raise ValueError(f"key must be {_candidates(inside)}, which {str(path)!r} has, got {key!r}")
     name = key or next((name for name in _KEYS if name in inside), None)
-    if name:
-        content = content[name]
-    values = content if isinstance(content, Mapping) else {}
+    values = inside[name] if name else content if isinstance(content, Mapping) else {}
     skipped = [name for name, value in values.items() if isinstance(value, Skipped)]
     if skipped:
         raise Unreadable(
@@ -178,8 +183,24 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
         )
     state = {name: to_array(name, value, path) for name, value in values.items() if _is_array(value)}
     if not state:
-        raise Unreadable(f"{str(path)!r} holds no arrays by name; there may be some under {inside}, by key")
+        raise Unreadable(f"{str(path)!r} holds no arrays by name; key may be {_candidates(inside)}")
     return state
+
+
+def _inside(content: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The mappings in what a file contains, by their names with dots."""
+    for name, value in content.items() if isinstance(content, Mapping) else ():
+        if isinstance(value, Mapping) and isinstance(name, str):
+            yield f"{prefix}{name}", value
+            if prefix.count(".") < _DEEPEST - 1:
+                yield from _inside(value, f"{prefix}{name}.")
+
+
+def _candidates(inside: Mapping[str, Mapping[str, Any]]) -> str:
+    """The keys of mappings that hold arrays, and which of them are evaluated by those who trained them."""
+    names = [name for name, values in inside.items() if any(map(_is_array, values.values()))]
+    evaluated = [f"; {users} evaluate {name!r}" for name, users in _AVERAGES.items() if name in names]
+    return f"one of {names}{''.join(evaluated)}"
 
 
 def _is_array(value: Any) -> bool:

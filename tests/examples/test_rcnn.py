@@ -211,8 +211,9 @@ def test_samples_are_drawn_at_random():
 
 
 def test_another_number_of_classes(model, variables):
-    adapted, new = adapt(model, variables, 10, jax.random.key(0))
-    assert adapted.config == dataclasses.replace(model.config, classes=10)
+    names = tuple("0123456789")
+    adapted, new = adapt(model, variables, names, jax.random.key(0))
+    assert adapted.config == dataclasses.replace(model.config, names=names, classes=10)
     assert jax.tree.map(jnp.shape, new) == jax.tree.map(lambda leaf: leaf.shape, shapes(adapted))
     kept, head = variables["params"]["roi_head"], new["params"]["roi_head"]
     assert head["bbox_head"]["shared_fcs_0"]["kernel"] is kept["bbox_head"]["shared_fcs_0"]["kernel"]
@@ -226,7 +227,7 @@ def test_examples_of_a_folder(digits_folder):
     from examples.library.coco import read
     from examples.rcnn import coco
 
-    dataset = read(digits_folder / "train.json", digits_folder / "train")
+    dataset = read(digits_folder / "train.json", digits_folder / "train", masks=True)
     assert dataset.names == list("0123456789")
     loading = coco.Loading((64, 96), 2, scenes.MAX_OBJECTS, mirrors=False)
     (batch,) = coco.training_batches(dataset, loading, range(1))
@@ -256,7 +257,7 @@ def test_average_precision_of_the_truth(digits_folder):
     from examples.rcnn import coco
 
     loading = coco.Loading((64, 96), 1, 10)
-    dataset = read(digits_folder / "validation.json", digits_folder / "validation")
+    dataset = read(digits_folder / "validation.json", digits_folder / "validation", masks=True)
     listed = []
     for image in dataset.annotations.getImgIds():
         example = coco.load_example(dataset, image, loading)

@@ -78,13 +78,15 @@ def test_names_of_classes(tmp_path):
     path = tmp_path / "names.json"
     for content, message in {
         "{": "names.json must be JSON",
-        '{"categories": [{"name": "cat"}]}': "must have categories with an id and a name",
-        "[]": "must have categories with an id and a name",
+        '{"categories": [{"id": 1}]}': "must have categories with names",
+        "[]": "must have categories with names",
         '{"categories": [{"id": 1, "name": "cat"}]}': "must have the 2 categories of the checkpoint, got 1",
     }.items():
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
-            class_names(path, 2)
+            class_names(path, Config(classes=2))
+    assert class_names(None, Config(("cat", "dog"), 2)) == ("cat", "dog")
+    assert class_names(None, Config(classes=2)) == ["class 0", "class 1"]
 
 
 def test_the_optimiser():
@@ -168,9 +170,9 @@ def test_bfloat16(state):
 
 @pytest.mark.thorough
 def test_two_devices_do_what_one_does(digits_folder, state, tmp_path):
-    dataset = read(digits_folder / "train.json", digits_folder / "train")
+    dataset = read(digits_folder / "train.json", digits_folder / "train", masks=True)
     model = RCNN(weights.config_of(state))
-    model, variables = weights.adapt(model, weights.fill(model, state), 10, jax.random.key(0))
+    model, variables = weights.adapt(model, weights.fill(model, state), dataset.names, jax.random.key(0))
     recipe = Recipe(2, batch_size=2, regions=16, warmup=0, learning_rate=0.001)
 
     def losses(count):

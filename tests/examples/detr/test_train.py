@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("safetensors")
 
 from examples.detr import weights
-from examples.detr.data import Loading, evaluation_batches, training_batches
+from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
 from examples.detr.optimiser import RECIPES, Recipe, group, make_optimiser, rate
 from examples.detr.train import main
 from examples.detr.training import train
@@ -128,6 +128,7 @@ def test_batches(folder):
     (ids, batch), (last, padded) = evaluation_batches(dataset, plain)
     assert ids == [1, 2, 3, 4] and last == [5, 6] and len(padded.images) == 4
     assert batch.mask[:, :77].all() and not batch.mask[:, 77:].any()
+    batch = batched([fitted(load(dataset, image), (96, 96), True) for image in ids], 3)
     for index, image in enumerate(ids):
         for number, one in enumerate(dataset.objects(image)):
             x, y, side, _ = one["bbox"]

@@ -1,0 +1,228 @@
+"""Files of annotations in the format of COCO, of which every field is checked before a training starts.
+
+docs/annotations.md explains the table of the fields, `FIELDS`.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .augment import MIN_SIDE
+
+LARGEST = 1e9  # of numbers, in pixels or square pixels
+REACH = 10  # how many sides of its image a polygon may leave it; pycocotools takes memory for each pixel of its outline
+REQUIRED = object()
+
+
+class Field(NamedTuple):
+    """What a field must be; default: of one that may be missing or null."""
+
+    must_be: str
+    fits: Callable[[Any], bool]
+    default: Any = REQUIRED
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _is_label(value):
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+ID = Field("a whole number or a text", _is_label)
+TEXT = Field("a text", lambda value: isinstance(value, str) and bool(value))
+SIDE = Field("a positive whole number", lambda value: _is_number(value) and value >= 1 and value % 1 == 0)
+BOX = Field("a list of four numbers", lambda value: _is_list_of(_is_number, value) and len(value) == 4)
+AREA = Field("a number of at least 0", lambda value: _is_number(value) and value >= 0, None)
+FLAG = Field("0 or 1", lambda value: isinstance(value, (int, float)) and value in (0, 1), 0)
+FIELDS = {
+    "images": {"id": ID, "file_name": TEXT, "width": SIDE, "height": SIDE},
+    "categories": {"id": ID, "name": TEXT},
+    "annotations": {
+        "id": ID,
+        "image_id": ID,
+        "category_id": ID,
+        "bbox": BOX,
+        "area": AREA,
+        "iscrowd": FLAG,
+        "ignore": FLAG,
+    },
+}
+POLYGONS = "a list of polygons [x0, y0, x1, y1, ...]"
+RUN_LENGTHS = "run lengths with the `size` [height, width] of the image and `counts` that add up to its pixels"
+
+
+class _Entry(NamedTuple):
+    """An entry of a list in a file, such as annotations[3]."""
+
+    path: Path
+    kind: str
+    number: int
+    value: Mapping[str, Any]
+
+    def error(self, field: str, must_be: str) -> ValueError:
+        """That a field of the entry is missing or wrong."""
+        name = f" (id {self.value['id']})" if _is_label(self.value.get("id")) else ""
+        got = repr(self.value[field]) if field in self.value else "nothing"
+        got = got if len(got) <= 80 else f"{got[:80]} ..."
+        return ValueError(f"{field} of {self.kind}[{self.number}]{name} in {self.path} must be {must_be}, got {got}")
+
+
+def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """The images, categories and annotations in a file, with the fields of `FIELDS`.
+
+    Ids become 1, 2, ... in the order of the file, because pycocotools takes no texts and no 0. An annotation without an
+    area has that of its box. Each gets "corners": the part of its box inside the image, (x0, y0, x1, y1), or None if it
+    is not to be trained on, because it is a crowd, has `ignore`, or has no side of a pixel there, as in mmdet. Each
+    image gets "is_background": whether no annotation is of it.
+
+    masks: whether each annotation must have a `segmentation`. As in Detectron2, polygons that are none are left out,
+    and objects that have no other, too. What is left out is logged.
+
+    Raises ValueError that names the file, the entry, the field, its value and what it must be.
+    """
+    content = read_json(path)
+    entries = {kind: _entries(path, content, kind) for kind in FIELDS}
+    found = {kind: [_checked(entry, FIELDS[kind]) for entry in entries[kind]] for kind in FIELDS}
+    for image in found["images"]:
+        image["is_background"] = True
+    ids = {kind: _numbers(entries[kind], "id") for kind in FIELDS}
+    _numbers(entries["categories"], "name")
+    left_out: Counter[str] = Counter()
+    annotations = []
+    for entry, annotation in zip(entries["annotations"], found["annotations"], strict=True):
+        for field, kind in (("image_id", "images"), ("category_id", "categories")):
+            if annotation[field] not in ids[kind]:
+                raise entry.error(field, f"an id of {kind}")
+            annotation[field] = ids[kind][annotation[field]]
+        image = found["images"][annotation["image_id"] - 1]
+        image["is_background"] = False
+        if masks:
+            annotation["segmentation"] = _segmentation(entry, annotation["iscrowd"], image, left_out)
+            if not annotation["segmentation"]:
+                left_out["objects without a mask"] += 1
+                continue
+        if annotation["area"] is None:
+            annotation["area"] = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
+        annotation["corners"] = _corners(annotation, image, left_out)
+        annotations.append(annotation)
+    if left_out:
+        counts = ", ".join(f"{what} ({count})" for what, count in left_out.items())
+        logging.getLogger(__name__).warning("Left out of the training data of %s: %s.", path, counts)
+    numbered = {kind: [one | {"id": number} for number, one in enumerate(found[kind], 1)] for kind in FIELDS}
+    return numbered | {"annotations": annotations}
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file contains. Raises ValueError, which names the file, if it is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+
+
+def _entries(path, content, kind):
+    if not isinstance(content, Mapping) or not content.get(kind) or not isinstance(content[kind], list):
+        raise ValueError(f"{path} must have {kind}, as files of COCO's format do")
+    for number, value in enumerate(content[kind]):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{kind}[{number}] in {path} must be an object, got {value!r}")
+    return [_Entry(path, kind, number, value) for number, value in enumerate(content[kind])]
+
+
+def _checked(entry: _Entry, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """The values of the fields."""
+    found = {}
+    for name, field in fields.items():
+        value = entry.value.get(name)
+        if value is None and field.default is not REQUIRED:
+            value = field.default
+        elif not field.fits(value):
+            raise entry.error(name, field.must_be)
+        found[name] = value
+    return found
+
+
+def _numbers(entries: Sequence[_Entry], field: str) -> dict[int | str, int]:
+    """The numbers of the entries, from 1, by the value of a field, which must be different in all."""
+    numbers: dict[int | str, int] = {}
+    for entry in entries:
+        if numbers.setdefault(entry.value[field], entry.number + 1) != entry.number + 1:
+            raise entry.error(field, f"different from that of {entry.kind}[{numbers[entry.value[field]] - 1}]")
+    return numbers
+
+
+def _corners(annotation, image, left_out):
+    """The part of a box inside its image, or None."""
+    x, y, width, height = annotation["bbox"]
+    x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
+    if annotation["iscrowd"]:
+        left_out["crowds"] += 1
+    elif annotation["ignore"]:
+        left_out["objects with `ignore`"] += 1
+    elif min(x1 - x0, y1 - y0) < MIN_SIDE:
+        left_out["boxes with a side below a pixel inside their image"] += 1
+    else:
+        return (x0, y0, x1, y1)
+    return None
+
+
+def _segmentation(entry, is_crowd, image, left_out):
+    """The mask of an annotation as pycocotools takes it: polygons, none if there is no good one, or run lengths."""
+    value = entry.value.get("segmentation")
+    if value is None and not is_crowd:
+        raise entry.error("segmentation", f"{POLYGONS}, or pass --boxes-only")
+    if isinstance(value, Mapping):
+        size, counts = value.get("size"), value.get("counts")
+        counts = run_lengths(counts) if isinstance(counts, str) else counts
+        is_whole = _is_list_of(lambda count: isinstance(count, int) and count >= 0, counts)
+        if size != [image["height"], image["width"]] or not is_whole or sum(counts) != size[0] * size[1]:
+            raise entry.error("segmentation", RUN_LENGTHS)
+        return {"size": size, "counts": value["counts"]}
+    polygons = value or []
+    if not isinstance(polygons, list) or not all(_is_list_of(_is_coordinate, polygon) for polygon in polygons):
+        raise entry.error("segmentation", f"{POLYGONS}, or {RUN_LENGTHS}")
+    farthest = REACH * max(image["width"], image["height"])
+    good = [
+        polygon
+        for polygon in polygons
+        if len(polygon) >= 6 and len(polygon) % 2 == 0 and all(abs(number) <= farthest for number in polygon)
+    ]
+    if len(good) < len(polygons):
+        left_out["malformed polygons"] += len(polygons) - len(good)
+    return good
+
+
+def _is_list_of(fits, value):
+    return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_coordinate(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)  # NaN, too
+
+
+def run_lengths(counts: str) -> list[int] | None:
+    """The numbers in the compressed `counts` of a mask; None if it is not well-formed, which pycocotools cannot take.
+
+    Each number has five bits a character, the lowest first, and from the fourth on it is the difference from the number
+    two places before.
+
+    >>> run_lengths("01400000")  # a diagonal of 4 x 4 pixels
+    [0, 1, 4, 1, 4, 1, 4, 1]
+    """
+    numbers: list[int] = []
+    number = shift = 0
+    for code in (ord(character) - 48 for character in counts):
+        if not 0 <= code < 64:
+            return None
+        number |= (code & 31) << shift
+        shift += 5
+        if not code & 32:
+            number -= (code & 16) << (shift - 4)
+            numbers.append(number + (numbers[-2] if len(numbers) > 2 else 0))
+            number = shift = 0
+    return None if shift else numbers

@@ -1,0 +1,79 @@
+"""Classes, which are matched by their names: those of a checkpoint with the categories of annotations."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+# Names of one class in COCO's file, in Pascal VOC and in published checkpoints, without spaces and in lower case.
+SYNONYMS = (
+    ("airplane", "aeroplane"),
+    ("cellphone", "mobilephone"),
+    ("couch", "sofa"),
+    ("donut", "doughnut"),
+    ("hairdrier", "hairdryer"),
+    ("motorcycle", "motorbike"),
+    ("tv", "tvmonitor", "television"),
+)
+SAME = {name: names[0] for names in SYNONYMS for name in names}
+
+
+def places(names: Sequence[str], classes: Sequence[str]) -> list[int | None]:
+    """The place in `classes` of each name, None for one that is not there.
+
+    Spaces, hyphens, underscores and capitals make no difference, and synonyms are the same class, unless they are
+    classes of their own.
+
+    >>> places(["cat", "Dining-Table", "sofa", "lamp"], ["diningtable", "couch", "cat"])
+    [2, 0, 1, None]
+    """
+    found: dict[int, int] = {}
+    for spelling in (str, _letters, lambda name: SAME.get(_letters(name), _letters(name))):
+        known: dict[str, int | None] = {}
+        for place, name in enumerate(classes):
+            if place not in found.values():
+                known[spelling(name)] = None if spelling(name) in known else place
+        for index, name in enumerate(names):
+            if index not in found and (place := known.pop(spelling(name), None)) is not None:
+                found[index] = place
+    return [found.get(index) for index in range(len(names))]
+
+
+def with_rows(
+    new: jax.Array, old: jax.Array, places: Sequence[int | None], per_class: int = 1, axis: int = -1
+) -> np.ndarray:
+    """New weights, in which each class that has a place among the old classes has its old ones.
+
+    axis: has `per_class` entries for each class. If it has more, the last ones, such as of the background, are old if
+    those of any class are.
+
+    >>> with_rows(np.zeros(4), np.array([1, 2, 9]), [None, 0, 1]).tolist()
+    [0.0, 1.0, 2.0, 9.0]
+    """
+    found, kept = (np.moveaxis(np.array(array), axis, 0) for array in (new, old))
+    for index, place in enumerate(places):
+        if place is not None:
+            found[index * per_class : (index + 1) * per_class] = kept[place * per_class : (place + 1) * per_class]
+    rest = len(found) - len(places) * per_class
+    if any(place is not None for place in places):
+        found[len(found) - rest :] = kept[len(kept) - rest :]
+    return np.moveaxis(found, 0, axis)
+
+
+def described(names: Sequence[str], classes: Sequence[str]) -> str:
+    """A table of the class of a checkpoint that each name has; empty if all have the same name.
+
+    >>> print(described(["sofa", "lamp"], ["couch", "cat"]), end="")
+    Classes, and those of the checkpoint whose weights they have:
+      sofa                           couch
+      lamp                           none, starts anew
+    """
+    matched = [None if place is None else classes[place] for place in places(names, classes)]
+    if matched == list(names):
+        return ""
+    rows = [f"  {name:30} {match or 'none, starts anew'}\n" for name, match in zip(names, matched, strict=True)]
+    return "".join(["Classes, and those of the checkpoint whose weights they have:\n", *rows])
+
+
+def _letters(name):
+    return "".join(character for character in name.casefold() if character not in " -_")

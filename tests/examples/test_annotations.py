@@ -1,0 +1,267 @@
+"""Annotations in the format of COCO: what is accepted, what is left out, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+
+from pycocotools import mask as rle
+
+from examples.detr import data as detr
+from examples.library import precision
+from examples.library.annotations import FIELDS, REQUIRED, run_lengths
+from examples.library.coco import read
+from examples.rcnn import coco as rcnn
+
+pytestmark = [
+    pytest.mark.platforms("cpu"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of pycocotools
+]
+
+SQUARE = [2, 2, 8, 2, 8, 8, 2, 8]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (20, 10)).save(tmp_path / name)
+    return tmp_path
+
+
+def content(**annotation):
+    """Two images with an object each, the second of which has other fields."""
+    image, one = {"width": 20, "height": 10}, {"category_id": 3, "bbox": [1, 2, 3, 4], "segmentation": [SQUARE]}
+    return {
+        "images": [image | {"id": 5, "file_name": "a.png"}, image | {"id": 1, "file_name": "b.png"}],
+        "categories": [{"id": 3, "name": "cat"}],
+        "annotations": [one | {"id": 7, "image_id": 5}, one | {"id": 8, "image_id": 1} | annotation],
+    }
+
+
+def written(folder, annotations):
+    text = annotations if isinstance(annotations, str) else json.dumps(annotations)
+    (folder / "annotations.json").write_text(text)
+    return folder / "annotations.json", folder
+
+
+def test_what_annotations_may_lack(folder):
+    dataset = read(*written(folder, content()))
+    assert dataset.names == ["cat"] and dataset.images == dataset.images_with_objects == [1, 2]
+    (found,) = dataset.objects(1)
+    assert found["iscrowd"] == 0 and found["area"] == 12 and found["corners"] == (1, 2, 4, 6)
+
+
+WRONG = {
+    "id": [None, 1.5, True, [1]],
+    "image_id": [None, "5", 6],
+    "category_id": [None, "3", 4],
+    "file_name": [None, "", 3],
+    "name": [None, "", 3],
+    "width": [None, "20", 0, 20.5, True, float("nan")],
+    "height": [None, "10", -1],
+    "bbox": [None, [1, 2, 3], [1, 2, 3, "4"], [1, 2, float("nan"), 4], [1, 2, 3, 10**400], {"x": 1}, [[1, 2, 3, 4]]],
+    "area": ["12", -1, float("inf"), [12]],
+    "iscrowd": ["0", 2, [0], "false"],
+    "ignore": ["1", -1],
+}
+
+
+@pytest.mark.parametrize("kind, field", [(kind, field) for kind, fields in FIELDS.items() for field in fields])
+def test_each_field(kind, field, folder):
+    """Wrong values are refused with the entry and the value, and only what has a default may be missing."""
+    for wrong in WRONG[field]:
+        made = content()
+        made[kind][-1][field] = wrong
+        with pytest.raises(ValueError, match=rf"{field} of {kind}\[\d\].* in .*annotations.json must be .*, got "):
+            read(*written(folder, made))
+    made = content()
+    made[kind][-1].pop(field, None)
+    if FIELDS[kind][field].default is REQUIRED:
+        with pytest.raises(ValueError, match=rf"{field} of {kind}\[\d\].* must be .*, got nothing"):
+            read(*written(folder, made))
+    else:
+        assert len(read(*written(folder, made)).objects(2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("annotations", "message"),
+    [
+        ("{", "annotations.json must be JSON"),
+        ("[]", "annotations.json must have images"),
+        (content() | {"annotations": []}, "annotations.json must have annotations"),
+        (content() | {"images": "a.png"}, "annotations.json must have images"),
+        (content() | {"annotations": [3]}, r"annotations\[0\] in .* must be an object, got 3"),
+        (content(id=7), r"id of annotations\[1\] \(id 7\) .* must be different from that of annotations\[0\], got 7"),
+        (
+            content() | {"categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "cat"}]},
+            r"name of categories\[1\] .* must be different from that of categories\[0\], got 'cat'",
+        ),
+        (content() | {"images": content()["images"][:1]}, r"image_id of annotations\[1\] .* must be an id of images"),
+    ],
+)
+def test_annotations_that_do_not_fit(annotations, message, folder):
+    with pytest.raises(ValueError, match=message):
+        read(*written(folder, annotations))
+
+
+def test_missing_images(folder):
+    (folder / "b.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"must have the images of .*, but lacks b.png"):
+        read(*written(folder, content()))
+
+
+@pytest.mark.parametrize("ids", [(0, 1), (1, 0), ("0001", "x"), (7, "7"), (2**70, 2**70 + 1), (-1, 10**18)])
+def test_ids_are_labels(ids, folder):
+    """Detections that equal the truth have an average precision of 1, whatever ids a file has."""
+    made = content()
+    for one, label in zip(made["images"], ids, strict=True):
+        one["id"] = label
+    for one, label in zip(made["annotations"], ids, strict=True):
+        one |= {"id": label, "image_id": label, "category_id": ids[0]}
+    made["categories"][0]["id"] = ids[0]
+    dataset = read(*written(folder, made), masks=True)
+    for kind, field in (("bbox", "bbox"), ("segm", "segmentation")):
+        found = [
+            {"score": 0.9, **{name: one[name] for name in ("image_id", "category_id", field)}}
+            for one in dataset.annotations.anns.values()
+        ]
+        if kind == "segm":
+            found = [one | {"segmentation": rle.merge(rle.frPyObjects([SQUARE], 10, 20))} for one in found]
+        assert precision.average_precision(dataset.annotations, found, kind)["AP"] == 1
+
+
+def test_boxes_that_leave_the_image(folder):
+    for box, expected in {
+        (-2, 2, 4, 3): [[0, 2, 2, 5]],
+        (15, 2, 60, 3): [[15, 2, 20, 5]],
+        (-50, -50, 300, 300): [[0, 0, 20, 10]],
+        (30, 2, 4, 3): [],
+        (2, 2, 0.4, 3): [],
+        (2, 2, -3, 3): [],
+    }.items():
+        dataset = read(*written(folder, content(bbox=box)))
+        assert_array_equal(detr.load(dataset, 2).boxes.reshape(-1, 4), np.reshape(expected, (-1, 4)))
+        example = rcnn.load_example(dataset, 2, rcnn.Loading((10, 20), 1, masks=False))
+        assert_array_equal(example.boxes, np.reshape(expected, (-1, 4)))
+
+
+@pytest.mark.parametrize("change", [{"iscrowd": 1}, {"ignore": 1}, {"bbox": [2, 2, 0, 3]}])
+def test_what_is_left_out_is_said(change, folder, caplog):
+    dataset = read(*written(folder, content(**change)))
+    assert dataset.images_with_objects == [1] and dataset.background_images == []
+    (message,) = caplog.messages
+    assert message.endswith("(1).") and "Left out of the training data of" in message
+    caplog.clear()
+    read(*written(folder, content()))
+    assert caplog.messages == []
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "polygons"),
+    [
+        ([SQUARE], 1),
+        ([[2, 2, 8, 8], SQUARE], 1),
+        ([[2, 2, 8, 8]], 0),
+        ([[2, 2]], 0),
+        ([[]], 0),
+        ([], 0),
+        ([[*SQUARE, 3]], 0),
+        ([[NAN, *SQUARE[1:]]], 0),
+        ([[1e9, *SQUARE[1:]], SQUARE], 1),
+    ],
+)
+def test_polygons(segmentation, polygons, folder, caplog):
+    """A malformed polygon is left out, and an object that has no other, too, as in Detectron2."""
+    dataset = read(*written(folder, content(segmentation=segmentation)), masks=True)
+    objects = dataset.objects(2)
+    assert len(objects) == bool(polygons) == len(dataset.annotations.anns) - 1
+    assert all(one["segmentation"] == [SQUARE] for one in objects)
+    assert bool(caplog.messages) == (segmentation != [SQUARE])
+    assert dataset.background_images == []
+    (batch,) = rcnn.training_batches(dataset, rcnn.Loading((10, 20), 1, mirrors=False), range(1))
+    assert batch.masks[0, 0].sum() == 36
+    assert len(read(*written(folder, content(segmentation=segmentation))).objects(2)) == 1  # boxes only
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        None,
+        "2,2,8,8",
+        SQUARE,
+        [[[2, 2], [8, 2], [8, 8]]],
+        [["2", "2", "8", "2", "8", "8"]],
+        {"counts": "0"},
+        {"size": [10, 20], "counts": [100, 99]},
+        {"size": [10, 20], "counts": [300, -100]},
+        {"size": [20, 10], "counts": [200]},
+        {"size": [10, 20], "counts": "o"},  # ends within a number, which pycocotools would read beyond
+        {"size": [10, 20], "counts": "\x00"},
+        {"size": [10, 20], "counts": None},
+    ],
+)
+def test_segmentations_that_are_refused(segmentation, folder):
+    with pytest.raises(ValueError, match=r"segmentation of annotations\[1\] \(id 8\) .* must be .*, got"):
+        read(*written(folder, content(segmentation=segmentation)), masks=True)
+
+
+def test_run_lengths():
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        height, width = random.integers(1, 60, 2)
+        mask = np.asfortranarray(random.random((height, width)) < random.random(), np.uint8)
+        pixels = mask.ravel("F")
+        edges = np.flatnonzero(np.diff(pixels)) + 1
+        lengths = np.diff([0, *([0] if pixels[0] else []), *edges, pixels.size])
+        assert run_lengths(rle.encode(mask)["counts"].decode()) == lengths.tolist()
+
+
+def crowded(folder, count):
+    made = content()
+    one = made["annotations"][1]
+    made["annotations"] += [one | {"id": 100 + number} for number in range(count - 1)]
+    return read(*written(folder, made))
+
+
+def test_no_object_is_lost(folder):
+    """By default, batches have room for all objects of their images; --objects says how many there are at most."""
+    dataset = crowded(folder, 147)
+    assert dataset.counts == [1, 147]
+    for objects, room, kept in ((None, 256, 147), (200, 200, 147), (50, 50, 50)):
+        (of_rcnn,) = rcnn.training_batches(dataset, rcnn.Loading((32, 32), 2, objects, masks=False), range(1))
+        loading = detr.Loading(((32, 32),), 2, objects, augmented=False)
+        (of_detr,) = detr.training_batches(dataset, loading, range(1))
+        for labels in (of_rcnn.labels, of_detr.targets.labels):
+            assert labels.shape == (2, room) and sorted((labels >= 0).sum(1)) == [1, kept]
+
+
+def test_background(folder):
+    """Images without annotations are trained on only if that is asked for."""
+    made = content()
+    del made["annotations"][1]
+    dataset = read(*written(folder, made))
+    assert dataset.background_images == [2]
+    for background, expected in ((False, {1}), (True, {0, 1})):
+        of_rcnn = rcnn.Loading((32, 32), 2, masks=False, background=background)
+        of_detr = detr.Loading(((32, 32),), 2, augmented=False, background=background)
+        for labels in (
+            next(iter(rcnn.training_batches(dataset, of_rcnn, range(1)))).labels,
+            next(iter(detr.training_batches(dataset, of_detr, range(1)))).targets.labels,
+        ):
+            assert {*(labels >= 0).sum(1).tolist()} == expected
+
+
+def test_the_page_has_all_fields():
+    page = (Path(__file__).parents[2] / "docs/annotations.md").read_text()
+    for kind, fields in FIELDS.items():
+        for field in [*fields, "segmentation"]:
+            assert f"| `{field}` |" in page, (kind, field)

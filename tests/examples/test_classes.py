@@ -1,0 +1,135 @@
+"""Classes of checkpoints are matched with those of annotations by their names."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+
+from examples.library.classes import described, places, with_rows
+from examples.library.coco import read
+from examples.rcnn import RCNN, Config
+from examples.rcnn.coco import average_precision, results
+from examples.rcnn.detector import Detections
+from examples.rcnn.weights import PER_CLASS, adapt, names_in, shapes
+
+pytestmark = [
+    pytest.mark.platforms("cpu"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of pycocotools
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "expected"),
+    [
+        (["a", "b"], ["b", "a"], [1, 0]),
+        (["TV", "potted_plant", "Sofa"], ["couch", "pottedplant", "tvmonitor"], [2, 1, 0]),
+        (["sofa", "couch"], ["couch", "sofa"], [1, 0]),  # two classes of their own
+        (["sofa", "couch"], ["Couch"], [None, 0]),
+        (["sofa"], ["couch", "sofa"], [1]),
+        (["N/A", "cat"], ["N/A", "cat", "N/A"], [None, 1]),  # which of them is not known
+        (["cat"], [], [None]),
+    ],
+)
+def test_places(names, classes, expected):
+    assert places(names, classes) == expected
+
+
+def test_a_partial_match_is_a_table():
+    assert described(["cat", "dog"], ["cat", "dog", "bird"]) == ""
+    assert [line.split() for line in described(["dog", "lamp"], ["cat", "dog"]).splitlines()[1:]] == [
+        ["dog", "dog"],
+        ["lamp", "none,", "starts", "anew"],
+    ]
+
+
+def test_rows():
+    old = np.arange(14.0).reshape(2, 7)  # three classes of two numbers, and one of the background
+    found = with_rows(np.full((2, 5), -1.0), old, [2, None], per_class=2)
+    assert_array_equal(found, [[4, 5, -1, -1, 6], [11, 12, -1, -1, 13]])
+    assert not with_rows(np.zeros(3), np.ones(4), [None, None]).any()
+    assert_array_equal(with_rows(np.zeros((3, 1)), np.array([[1], [2], [9]]), [1, 0], axis=0), [[2], [1], [9]])
+
+
+def test_heads_of_rcnn_follow_their_classes(monkeypatch):
+    """Each class that has the same name keeps what was trained; all other layers are untouched."""
+    model = RCNN(Config(("cat", "dog", "sofa"), 3))
+    random = np.random.default_rng(0)
+    variables = jax.tree.map(lambda leaf: random.random(leaf.shape, np.float32), shapes(model))
+    monkeypatch.setattr(
+        "examples.rcnn.weights.initialise",
+        lambda model, key: jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape), shapes(model)),
+    )
+    adapted, new = adapt(model, variables, ["lamp", "couch", "cat"], jax.random.key(0))
+    assert adapted.config == replace(model.config, names=("lamp", "couch", "cat"))
+    changed = 0
+    for (path, after), before in zip(
+        jax.tree_util.tree_flatten_with_path(new)[0], jax.tree.leaves(variables), strict=True
+    ):
+        per_class = PER_CLASS.get(path[-2].key)
+        if not per_class:
+            assert after is before
+            continue
+        changed += 1
+        after, before = (array[..., : 3 * per_class].reshape(-1, 3, per_class) for array in (after, before))
+        assert_array_equal(after[:, 1:], before[:, [2, 0]])
+        assert not after[:, 0].any()
+    assert changed == 6
+    fc_cls = [tree["params"]["roi_head"]["bbox_head"]["fc_cls"]["kernel"][:, -1] for tree in (new, variables)]
+    assert_array_equal(*fc_cls)
+    assert adapt(model, variables, ["cat", "dog", "sofa"], jax.random.key(0)) == (model, variables)
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ({"meta": {"dataset_meta": {"classes": ("cat", "dog")}}}, ("cat", "dog")),
+        ({"meta": {"dataset_meta": {"CLASSES": ["cat", "dog"]}}}, ("cat", "dog")),
+        ({"meta": {"CLASSES": ("cat", "dog")}}, ("cat", "dog")),
+        ({"meta": {"CLASSES": ("cat",)}}, ()),
+        ({"meta": {}}, ()),
+        ({}, ()),
+        ({"classes": np.array('["cat", "dog"]')}, ("cat", "dog")),
+    ],
+)
+def test_names_in_checkpoints(content, names, caplog):
+    assert names_in(content, 2) == names
+    assert caplog.messages == (["The checkpoint has 2 classes, but names 1."] if "('cat',)" in str(content) else [])
+    assert names_in({"meta": {"CLASSES": "cat"}}, 1) == ("cat",)
+
+
+CATEGORIES = {
+    "the same": [(1, "cat"), (2, "dog"), (3, "sofa")],
+    "another spelling": [(1, "Cat"), (2, "dog"), (3, "couch")],
+    "another order": [(3, "sofa"), (1, "dog"), (2, "cat")],
+    "another class": [(0, "things"), (1, "cat"), (2, "dog"), (3, "sofa")],
+}
+
+
+@pytest.mark.parametrize("categories", CATEGORIES.values(), ids=CATEGORIES)
+def test_detections_of_a_checkpoint(categories, tmp_path):
+    """Perfect detections by the classes of a checkpoint, one of which the annotations do not have."""
+    ids = {{"Cat": "cat", "couch": "sofa"}.get(name, name): number for number, name in categories}
+    Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
+    annotations = [
+        {"id": place, "image_id": 1, "category_id": ids[name], "bbox": [30 * place, 10, 20, 20]}
+        for place, name in enumerate(("cat", "dog", "sofa"))
+    ]
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 96, "height": 96}],
+        "categories": [{"id": number, "name": name} for number, name in categories],
+        "annotations": annotations,
+    }
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    dataset = read(tmp_path / "a.json", tmp_path).with_classes(["cat", "lamp", "dog", "sofa"])
+    boxes = np.array([[30 * place, 10, 30 * place + 20, 30] for place in (0, 0, 1, 2)], np.float32)
+    found = Detections(boxes, np.array([0.7, 0.95, 0.8, 0.9]), np.arange(4), None)
+    assert average_precision(dataset, results(dataset, 1, found, (96, 96)), masks=False)["box AP"] == pytest.approx(1)
+    with pytest.raises(ValueError, match="must have objects of the model's classes, cat, lamp, but have some of"):
+        dataset.with_classes(["cat", "lamp"])
