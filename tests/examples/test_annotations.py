@@ -14,6 +14,7 @@ pytest.importorskip("orbax.checkpoint")
 from pycocotools import mask as rle
 
 from examples.detr import data as detr
+from examples.detr.train import check_counts
 from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, run_lengths
 from examples.library.coco import read
@@ -242,6 +243,15 @@ def test_no_object_is_lost(folder):
         (of_detr,) = detr.training_batches(dataset, loading, range(1))
         for labels in (of_rcnn.labels, of_detr.targets.labels):
             assert labels.shape == (2, room) and sorted((labels >= 0).sum(1)) == [1, kept]
+
+
+def test_more_objects_than_queries(folder):
+    dataset = crowded(folder, 147)
+    check_counts(dataset, None, 147)
+    check_counts(dataset, 100, 100)
+    for limit in (None, 120):
+        with pytest.raises(ValueError, match=r"--objects must be at most 100, .* for b.png has 147 objects"):
+            check_counts(dataset, limit, 100)
 
 
 def test_background(folder):

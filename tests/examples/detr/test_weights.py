@@ -4,6 +4,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -58,8 +59,9 @@ def test_a_file_in_parts(tmp_path):
 @pytest.mark.slow
 def test_other_classes():
     checkpoint = weights.load(FOLDERS[2])
-    adapted = weights.adapt(checkpoint, ["cat", "dog"], jax.random.key(0))
-    assert adapted.labels == ["cat", "dog"] and len(checkpoint.labels) == 7
+    known = checkpoint.labels[3]
+    adapted = weights.adapt(checkpoint, ["cat", known], jax.random.key(0))
+    assert adapted.labels == ["cat", known] and len(checkpoint.labels) == 7
     old, new = (jax.tree_util.tree_flatten_with_path(one.variables)[0] for one in (checkpoint, adapted))
     of_classes = ("class_embed", "enc_score_head", "denoising_class_embed")
     for (path, before), (_, after) in zip(old, new, strict=True):
@@ -67,9 +69,12 @@ def test_other_classes():
             assert after.shape != before.shape
         else:
             assert_array_equal(after, before)
-    params = adapted.variables["params"]
-    np.testing.assert_allclose(params["class_embed_0"]["bias"], -np.log(99), rtol=1e-6)
-    assert params["denoising_class_embed"]["embedding"].shape[0] == 3
+    params, trained = adapted.variables["params"], checkpoint.variables["params"]
+    np.testing.assert_allclose(params["class_embed_0"]["bias"][0], -np.log(99), rtol=1e-6)
+    for name in ("class_embed_0", "enc_score_head"):
+        assert_array_equal(params[name]["kernel"][:, 1], trained[name]["kernel"][:, 3])
+    embeddings = [of["denoising_class_embed"]["embedding"] for of in (params, trained)]
+    assert_array_equal(embeddings[0][1:], embeddings[1][jnp.array([3, 7])])  # 7: of padding
     assert weights.adapt(checkpoint, checkpoint.labels, jax.random.key(0)) is checkpoint
     weights.fill(adapted.model, weights.to_file(adapted), adapted.config)
 
