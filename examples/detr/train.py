@@ -99,7 +99,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         checkpoint = start(options, dataset)
         if options.evaluate_only:
             validation = validation.with_classes(checkpoint.labels)
-        check_counts(dataset, options.objects, checkpoint.model.config.num_queries)
+        else:
+            check_counts(dataset, options.objects, checkpoint.model.config.num_queries)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     defaults = RECIPES[checkpoint.model_type]

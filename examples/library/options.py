@@ -85,10 +85,16 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
             raise ValueError(
                 f"the annotations of {one.folder} must have objects to train on" + masks * ", or pass --boxes-only"
             )
+    if not options.evaluate_only:
+        _print_what_is_left_out(dataset, options)
+    return dataset, validation
+
+
+def _print_what_is_left_out(dataset, options):
     background = len(dataset.background_images)
     if background and not options.background:
         print(f"{background} images without annotations are not trained on. --background trains on them, too.")
-    beyond = [count - options.objects for count in dataset.counts if count > options.objects] if options.objects else []
+    most = options.objects or max(dataset.counts)
+    beyond = [count - most for count in dataset.counts if count > most]
     if beyond:
         print(f"{sum(beyond)} objects of {len(beyond)} images are beyond --objects, and are not trained on.")
-    return dataset, validation
