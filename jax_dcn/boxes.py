@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.bilinear import rounded_product
+from jax_dcn._primitive.jax_internals import vary_alike
 from jax_dcn._primitive.promotion import by_standard_rules
 
 # A multiple of the vector length of CPUs. On two CPU cores, 64 to 512 boxes take about the same time; long blocks are
@@ -91,7 +92,11 @@ def nms(
 def _nms(
     boxes: jax.Array, scores: jax.Array, classes: jax.Array | None, threshold: ArrayLike, *, max_outputs: int
 ) -> tuple[jax.Array, jax.Array]:
-    """`nms` of one example, block by block of the sorted boxes."""
+    """`nms` of one example, block by block of the sorted boxes.
+
+    Inside `shard_map`, what loops begin with must vary over the axes of the mesh as what they compute does.
+    """
+    boxes, scores, classes = vary_alike([boxes, scores, classes])
     # At least one entry of padding, so that the last one of the sorted boxes is NaN: its IoU exceeds no threshold.
     num_boxes = scores.shape[0]
     padding = _BLOCK - num_boxes % _BLOCK
@@ -133,8 +138,8 @@ def _best(
         return block + 1, num_kept + is_kept.sum(dtype=jnp.int32), kept.at[place].set(indices, mode="drop")
 
     nothing = boxes.shape[0] - 1
-    start = (jnp.int32(0), jnp.int32(0), jnp.full(max_outputs, nothing, jnp.int32))
-    _, num_kept, kept = jax.lax.while_loop(is_unfinished, process_block, start)
+    *start, _ = vary_alike([jnp.int32(0), jnp.int32(0), jnp.full(max_outputs, nothing, jnp.int32), boxes])
+    _, num_kept, kept = jax.lax.while_loop(is_unfinished, process_block, tuple(start))
     return kept, num_kept
 
 
@@ -165,7 +170,8 @@ def _best_by_class(
         return jax.lax.dynamic_update_slice(is_kept, _kept_within(own, remains, threshold), (block * _BLOCK,))
 
     num_blocks = (num_candidates + _BLOCK - 1) // _BLOCK
-    is_kept = jax.lax.fori_loop(0, num_blocks, process_block, jnp.zeros(len(boxes), bool))
+    none, _ = vary_alike([jnp.zeros(len(boxes), bool), boxes])
+    is_kept = jax.lax.fori_loop(0, num_blocks, process_block, none)
     by_score = jnp.zeros_like(is_kept).at[order].set(is_kept)
     place = jnp.where(by_score, jnp.cumsum(by_score, dtype=jnp.int32) - 1, max_outputs)
     kept = jnp.full(max_outputs, len(boxes) - 1, jnp.int32)
@@ -196,7 +202,8 @@ def _kept_within(block: tuple[jax.Array, jax.Array | None], remains: jax.Array, 
         updated = remains & ~(suppresses & is_kept[:, None]).any(0)
         return updated, (updated != is_kept).any()
 
-    is_kept, _ = jax.lax.while_loop(lambda state: state[1], iterate, (remains, jnp.array(True)))
+    first = vary_alike([remains, jnp.array(True)])
+    is_kept, _ = jax.lax.while_loop(lambda state: state[1], iterate, tuple(first))
     return is_kept
 
 
