@@ -15,8 +15,11 @@ import jax
 from examples.library.coco import opened
 from examples.library.objects import checked_threshold, make_parser, pictures, report
 
-from .images import find_objects, preprocess
+from .evaluate import Detector
+from .images import find_objects
 from .weights import load
+
+MOST_OBJECTS = {"deformable_detr": 100}  # of models for which transformers does not keep as many as there are queries
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,11 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         checkpoint = load(options.checkpoint)
-        apply = jax.jit(checkpoint.model.apply)
+        detector, most = Detector.of(checkpoint), MOST_OBJECTS.get(checkpoint.model_type)
+
+        @jax.jit
+        def detect(variables, images, mask):
+            return detector.model.apply(variables, *detector.arguments(images, mask))
+
         for path, picture in pictures(options.images, options.out):
             image = opened(path)
-            outputs = apply(checkpoint.variables, preprocess(image, checkpoint.model_type, checkpoint.processor))
-            objects = find_objects(outputs, image.height, image.width, threshold)
+            outputs = detect(checkpoint.variables, *checkpoint.processor(image))
+            objects = find_objects(outputs, image.height, image.width, threshold, most)
             report(picture, image, objects, checkpoint.labels)
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from PIL import Image
 
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import Dataset, in_turn, open_image, padded_count
 from examples.library.loop import ahead, filled_batches
 
-from .images import resized
+from .images import LIMITS, SIDES, padded, resized
 from .matching import Targets
 
 
@@ -31,7 +32,7 @@ class Loading:
     sizes: (height, width) of batches; each has a random one of them. objects: the first of an image that are kept, by
     default all. background: whether images without annotations are trained on. keeps_ratio: whether images are resized
     with their ratio and padded, as for Deformable DETR. augmented: whether the authors' augmentations are applied.
-    mirrors: whether images may be mirrored. workers: threads.
+    mirrors: whether images may be mirrored. resample: PIL's filter that resizes images to the size. workers: threads.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -41,6 +42,7 @@ class Loading:
     keeps_ratio: bool = False
     augmented: bool = True
     mirrors: bool = True
+    resample: int = Image.Resampling.BILINEAR
     workers: int = 2
     seed: int = 0
 
@@ -56,7 +58,7 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
             found = augmented(found, rng, loading.keeps_ratio)
         if loading.mirrors:
             found = augment.mirror(found, rng)
-        return fitted(found, size, loading.keeps_ratio)
+        return fitted(found, size, loading)
 
     def batch(step):
         choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
@@ -72,7 +74,7 @@ def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[lis
     """The ids of images, and a batch of the first size without targets, as `filled_batches`."""
 
     def load_fitted(image):
-        return fitted(load(dataset, image, objects=0), loading.sizes[0], loading.keeps_ratio)
+        return fitted(load(dataset, image, objects=0), loading.sizes[0], loading)
 
     return filled_batches(dataset.images, loading.batch_size, load_fitted, batched, loading.workers)
 
@@ -102,17 +104,12 @@ def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> 
     return example
 
 
-def fitted(example: Example, size: tuple[int, int], keeps_ratio: bool) -> tuple[Example, tuple[int, int]]:
+def fitted(example: Example, size: tuple[int, int], loading: Loading) -> tuple[Example, tuple[int, int]]:
     """An example resized to (height, width), or with its ratio into the top left corner, and how much it fills."""
-    edges = (
-        {"shortest_edge": min(size), "longest_edge": min(size)}
-        if keeps_ratio
-        else {"height": size[0], "width": size[1]}
-    )
-    shape = resized(*example.image.shape[:2], edges)
-    found = augment.sanitise(augment.resize(example, *shape))
-    padding = [(0, full - filled) for full, filled in zip(size, shape, strict=True)]
-    return found._replace(image=np.pad(found.image, [*padding, (0, 0)])), shape
+    names = LIMITS if loading.keeps_ratio else SIDES
+    shape = resized(*example.image.shape[:2], dict(zip(names, size, strict=True)))
+    found = augment.sanitise(augment.resize(example, *shape, loading.resample))
+    return found._replace(image=padded(found.image, size)), shape
 
 
 def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int = 0) -> Batch:

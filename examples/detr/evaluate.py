@@ -19,7 +19,7 @@ from examples.library.objects import PALETTE, draw_box
 
 from .data import Batch, Loading, evaluation_batches
 from .deformable_detr import DeformableDetr
-from .images import normalisation
+from .images import Normalisation
 from .weights import Checkpoint
 
 MAX_OBJECTS = 100
@@ -29,21 +29,20 @@ SHOWN_SAMPLES = 3  # objects of an image whose samples are drawn
 
 @dataclass(frozen=True)
 class Detector:
-    """A model, and the mean and deviation that its images are normalised with, in RGB of values from 0 to 1."""
+    """A model, and how its images are normalised."""
 
     model: nn.Module
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    normalisation: Normalisation
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Detector":
         """The detector of a checkpoint."""
-        return cls(checkpoint.model, *normalisation(checkpoint.model_type, checkpoint.processor))
+        return cls(checkpoint.model, checkpoint.processor.normalisation)
 
-    def arguments(self, batch: Batch) -> tuple[jax.Array, ...]:
-        """The arguments of the model for a batch."""
-        images = (batch.images.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.deviation)
-        return (images, batch.mask) if isinstance(self.model, DeformableDetr) else (images,)
+    def arguments(self, images: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
+        """The arguments of the model for images of values from 0 to 255, and the mask of their valid pixels."""
+        images = self.normalisation(images, mask)
+        return (images, mask) if isinstance(self.model, DeformableDetr) else (images,)
 
 
 @partial(jax.jit, static_argnames="detector")
@@ -53,7 +52,7 @@ def find(detector: Detector, variables: dict[str, Any], batch: Batch) -> tuple[j
 
     Boxes (x0, y0, x1, y1) and locations are fractions of the part of an image that is no padding, and of the image.
     """
-    arguments = detector.arguments(batch)
+    arguments = detector.arguments(batch.images, batch.mask)
     outputs, recorded = detector.model.apply(variables, *arguments, mutable=["intermediates"])
     layers = recorded["intermediates"]["decoder"]
     ((locations, _),) = layers[f"layers_{len(outputs.layers.boxes) - 1}"]["sampling"]

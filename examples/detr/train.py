@@ -25,7 +25,6 @@ from examples.library.options import add_recipe, checked, read_data, training_pa
 from . import weights
 from .data import Loading, training_batches
 from .evaluate import Detector, average_precision, draw
-from .images import with_size
 from .optimiser import RECIPES, Recipe
 from .rt_detr import COARSEST_STRIDE as STRIDE
 from .training import train
@@ -116,6 +115,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         keeps_ratio=checkpoint.model_type == "deformable_detr",
         augmented=not options.no_augmentation,
         mirrors=not options.no_mirror,
+        resample=checkpoint.processor.resample,
         workers=options.workers,
         seed=options.recipe.seed,
     )
@@ -136,7 +136,7 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
         if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
             config = {"freeze_backbone_batch_norms": False} | config
         found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)
-    return found._replace(processor=with_size(found.model_type, found.processor, options.sizes[-1]))
+    return found._replace(processor=found.processor.for_training(found.model_type, options.sizes[-1]))
 
 
 def check_counts(dataset: Dataset, limit: int | None, queries: int) -> None:

@@ -88,7 +88,7 @@ def losses(
         keywords = {"denoising": denoising}
     outputs, updated = detector.model.apply(
         variables,
-        *detector.arguments(batch),
+        *detector.arguments(batch.images, batch.mask),
         train=True,
         rngs={"dropout": dropout_key},
         mutable=["batch_stats"],

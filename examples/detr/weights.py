@@ -19,6 +19,7 @@ from .config import DeformableDetrConfig, DFineConfig, RTDetrConfig, label_names
 from .criterion import Criterion, DeformableDetrLosses, DFineLosses, RTDetrLosses
 from .d_fine import DFine
 from .deformable_detr import DeformableDetr
+from .images import Preprocessor
 from .rt_detr import RTDetr
 
 MODELS = {
@@ -34,12 +35,12 @@ OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed")  # param
 
 
 class Checkpoint(NamedTuple):
-    """A model and its variables; its config.json, and its preprocessor_config.json, empty if there is none."""
+    """A model and its variables; its config.json, and how its images are made."""
 
     model: nn.Module
     variables: dict[str, Any]
     config: dict[str, Any]
-    processor: dict[str, Any]
+    processor: Preprocessor
 
     @property
     def labels(self) -> list[str]:
@@ -60,9 +61,8 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     folder = Path(folder)
     config = read_config(folder / "config.json")
     model = make_model(config, dtype)
-    processor = folder / "preprocessor_config.json"
-    variables = fill(model, _weights(folder), config)
-    return Checkpoint(model, variables, config, read_config(processor) if processor.exists() else {})
+    processor = _read_processor(folder / "preprocessor_config.json", config["model_type"])
+    return Checkpoint(model, fill(model, _weights(folder), config), config, processor)
 
 
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
@@ -73,8 +73,8 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     dtypes = {key: "float32" for key in ("dtype", "torch_dtype") if key in checkpoint.config}
     (folder / "config.json").write_text(json.dumps(checkpoint.config | dtypes, indent=2))
-    if checkpoint.processor:
-        (folder / "preprocessor_config.json").write_text(json.dumps(checkpoint.processor, indent=2))
+    if checkpoint.processor.settings:
+        (folder / "preprocessor_config.json").write_text(json.dumps(checkpoint.processor.settings, indent=2))
     save_file(to_file(checkpoint), folder / "model.safetensors", {"format": "pt"})
 
 
@@ -126,7 +126,7 @@ def initialise(config: Mapping[str, Any], key: jax.Array, dtype: DTypeLike | Non
     """A model of a config.json with random weights, as for training from nothing."""
     model = make_model(config, dtype)
     variables = jax.jit(model.init)(key, jnp.zeros((1, INIT_SIZE, INIT_SIZE, 3)))
-    return Checkpoint(model, variables, dict(config), {})
+    return Checkpoint(model, variables, dict(config), Preprocessor.from_json(config["model_type"], {}))
 
 
 def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Checkpoint:
@@ -170,6 +170,14 @@ def read_config(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
+
+
+def _read_processor(path, model_type):
+    settings = read_config(path) if path.exists() else {}
+    try:
+        return Preprocessor.from_json(model_type, settings)
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit: {error}") from error
 
 
 def _weights(folder):

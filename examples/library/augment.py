@@ -113,9 +113,9 @@ def sanitise(example: Example) -> Example:
     return example._replace(boxes=boxes[kept], labels=example.labels[kept])
 
 
-def resize(example: Example, height: int, width: int) -> Example:
-    """Resizes the image bilinearly, with antialiasing, and its boxes."""
-    image = Image.fromarray(example.image).resize((width, height), Image.Resampling.BILINEAR)
+def resize(example: Example, height: int, width: int, resample: int = Image.Resampling.BILINEAR) -> Example:
+    """Resizes the image with a filter of PIL, which antialiases, and its boxes."""
+    image = Image.fromarray(example.image).resize((width, height), resample)
     scale = np.float32([width / example.image.shape[1], height / example.image.shape[0]] * 2)
     return example._replace(image=np.asarray(image), boxes=example.boxes * scale)
 

@@ -16,7 +16,7 @@ pytest.importorskip("pycocotools")
 from examples.detr.__main__ import main
 from examples.detr.config import RESNET50, DeformableDetrConfig
 from examples.detr.decoder import Outputs, Predictions
-from examples.detr.images import find_objects, preprocess
+from examples.detr.images import find_objects
 from examples.detr.names import rename, renamed
 from examples.detr.weights import fill, load, make_model
 from tests.helpers import detectors
@@ -132,18 +132,6 @@ def test_defaults_of_old_configs():
     assert DeformableDetrConfig.from_json({}).backbone == RESNET50
     single = DeformableDetrConfig.from_json({"backbone": "resnet101", "num_feature_levels": 1}).backbone
     assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
-
-
-def test_preprocessing():
-    image = Image.fromarray(np.full((30, 40, 3), (255, 128, 0), np.uint8))
-    by_default = preprocess(image, "rt_detr_v2", {})
-    assert by_default.shape == (1, 640, 640, 3)
-    assert_allclose(by_default[0, 320, 320], [1, 128 / 255, 0], atol=1e-6)
-    normalised = preprocess(image, "deformable_detr", {})
-    assert normalised.shape == (1, 800, 1066, 3)
-    assert_allclose(normalised[0, 9, 9], [2.2489, 0.2052, -1.8044], atol=1e-4)
-    options = {"do_resize": False, "do_rescale": False, "image_mean": [1, 2, 3], "image_std": [1, 2, 4]}
-    assert_allclose(preprocess(image, "deformable_detr", options)[0, 0, 0], [254, 63, -0.75], atol=1e-6)
 
 
 def test_objects_are_in_pixels_and_the_best_comes_first():

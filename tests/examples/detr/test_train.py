@@ -18,11 +18,12 @@ pytest.importorskip("safetensors")
 
 from examples.detr import weights
 from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
+from examples.detr.images import Normalisation, Preprocessor
 from examples.detr.optimiser import RECIPES, Recipe, group, make_optimiser, rate
-from examples.detr.train import main
+from examples.detr.train import main, parse
 from examples.detr.training import train
-from examples.library.coco import read
-from tests.helpers import detr_training
+from examples.library.coco import open_image, read
+from tests.helpers import detr_training, processors
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
@@ -127,8 +128,8 @@ def test_batches(folder):
     plain = Loading(((96, 96),), 4, objects=3, keeps_ratio=True, augmented=False, mirrors=False)
     (ids, batch), (last, padded) = evaluation_batches(dataset, plain)
     assert ids == [1, 2, 3, 4] and last == [5, 6] and len(padded.images) == 4
-    assert batch.mask[:, :77].all() and not batch.mask[:, 77:].any()
-    batch = batched([fitted(load(dataset, image), (96, 96), True) for image in ids], 3)
+    assert batch.mask[:, :76].all() and not batch.mask[:, 76:].any()
+    batch = batched([fitted(load(dataset, image), (96, 96), plain) for image in ids], 3)
     for index, image in enumerate(ids):
         for number, one in enumerate(dataset.objects(image)):
             x, y, side, _ = one["bbox"]
@@ -136,6 +137,24 @@ def test_batches(folder):
             assert_allclose(batch.targets.boxes[index, number], expected, rtol=1e-5)
             assert batch.targets.labels[index, number] == one["category_id"] - 1
         assert (batch.targets.labels[index, len(dataset.objects(image)) :] == -1).all()
+
+
+@pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
+def test_images_are_those_of_the_processor_that_is_written(name, folder, tmp_path):
+    """The values are those of the checkpoint, as transformers' script for fine-tuning and other settings make them."""
+    settings = processors.FINE_TUNED | processors.BYTES | {"resample": 3}
+    start = weights.load(detr_training.FOLDER / name)
+    weights.save(tmp_path, start._replace(processor=Preprocessor.from_json(name, settings)))
+    options = parse([*data(folder), "--checkpoint", str(tmp_path), *FEW, "--no-augmentation", "--no-mirror"])
+    dataset, _, checkpoint = options.inputs
+    assert checkpoint.processor.normalisation == Normalisation(1.0, (124, 116, 104), (58, 57, 57.5))
+    weights.save(tmp_path / "trained", checkpoint)
+    processor = weights.load(tmp_path / "trained").processor
+    ids, batch = next(evaluation_batches(dataset, options.loading))
+    for image, pixels, mask in zip(ids, batch.images, batch.mask, strict=True):
+        expected_pixels, expected_mask = processor(open_image(dataset, image))
+        assert_array_equal(pixels, expected_pixels[0])
+        assert_array_equal(mask, expected_mask[0])
 
 
 def test_groups_of_parameters():
