@@ -100,8 +100,21 @@ def test_pickles(arrays, tmp_path):
     with pytest.raises(ValueError, match=r"key must be one of \['model', 'averaged'\].* got 'best'"):
         interop.load(path, key="best", weights_only=False)
     path.write_bytes(pickle.dumps({"ema": arrays}))
-    with pytest.raises(ValueError, match=r"holds no arrays by name; there may be some under \['ema'\], by key"):
+    with pytest.raises(ValueError, match=r"holds no arrays by name; key may be one of \['ema'\]"):
         interop.load(path, weights_only=False)
+
+
+def test_nested_state_dicts(arrays, tmp_path):
+    """A key with dots reaches any of them, and an error lists them all."""
+    path = tmp_path / "model.pkl"
+    inner = {"model": {"state_dict": arrays}, "ema": {"module": arrays, "updates": 9}, 3: {"optimizer": arrays}}
+    path.write_bytes(pickle.dumps(inner))
+    for key in ("model.state_dict", "ema.module"):
+        assert_same(interop.load(path, key=key, weights_only=False), arrays)
+    candidates = r"one of \['model.state_dict', 'ema.module'\]; RT-DETR and D-FINE evaluate 'ema.module'"
+    for key, message in ((None, "holds no arrays by name; key may be "), ("ema.x", "key must be ")):
+        with pytest.raises(ValueError, match=message + candidates):
+            interop.load(path, key=key, weights_only=False)
 
 
 def test_what_torch_has_not_written(tmp_path):
