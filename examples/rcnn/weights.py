@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype
 
+from examples.library.files import replaced
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -72,8 +73,8 @@ def load(
 
 def save(path: Path, model: RCNN, variables: dict[str, Any]) -> None:
     """Writes a `.npz` file of arrays with mmdet's names, and the settings of the model as a text named "settings"."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, settings=np.array(json.dumps(model.config.settings)), **interop.to_torch(variables))
+    with replaced(path) as file:
+        np.savez(file, settings=np.array(json.dumps(model.config.settings)), **interop.to_torch(variables))
 
 
 def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:
