@@ -73,10 +73,10 @@ def run(
         (out / "results.json").write_text(to_json(result | {"scores": found.scores, "history": found.history}))
         curves.draw(out / "curves.png", found, list(dict.fromkeys([*scores, options.best])))
     except (StartError, ImageError, OSError) as error:
-        raise SystemExit(" ".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
+        raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
     if len(found.history) < options.recipe.steps:
-        reason = f"{options.best} has not risen for {options.patience} evaluations"
-        print(f"Stopped after step {len(found.history)}: {reason}. Continue with --resume and a larger --patience.")
+        best_step = list(found.scores)[-1 - evaluations_since_best(found.scores, options.best)]
+        print(f"{options.best} has not risen since step {best_step}. Continue with --resume and a larger --patience.")
     print(f"The checkpoint is {path}. The loop waited for data {found.waiting:.0%} of the time.")
     return found
 
