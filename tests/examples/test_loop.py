@@ -151,25 +151,26 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
     assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
 
 
-def ends_with_an_error(directory, error, note, **options):
+def ends_with_an_error(directory, error, saved, **options):
     with pytest.raises(error) as caught:
         run(directory, **options)
+    note = f"Step {saved[-1]} is saved. Continue with --resume." if saved else "No step is saved."
     assert caught.value.__notes__ == [note]
+    assert [path.name for path in directory.iterdir()] == saved
     assert run(directory, resume=True).losses == run(directory / "whole").losses
 
 
 def test_errors_of_batches_and_of_the_log(tmp_path, monkeypatch):
     """The state of the last complete step is saved."""
-    saved = "Step 3 is saved. Continue with --resume."
-    ends_with_an_error(tmp_path / "batch", ZeroDivisionError, saved, load=lambda number: number / (number != 3))
-    ends_with_an_error(tmp_path / "first", ZeroDivisionError, "No step is saved.", load=lambda number: 1 / number)
+    ends_with_an_error(tmp_path / "batch", ZeroDivisionError, ["3"], load=lambda number: number / (number != 3))
+    ends_with_an_error(tmp_path / "first", ZeroDivisionError, [], load=lambda number: 1 / number)
 
     def write_log(path, history, first, mode):
         if first == 3:
             raise OSError("No space left on device")
 
     monkeypatch.setattr("examples.library.loop._write_log", write_log)
-    ends_with_an_error(tmp_path / "log", OSError, saved, log=tmp_path / "log.jsonl")
+    ends_with_an_error(tmp_path / "log", OSError, ["3"], log=tmp_path / "log.jsonl")
 
 
 def test_errors_of_evaluations(tmp_path):

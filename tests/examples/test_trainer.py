@@ -42,6 +42,7 @@ def step(state, batch):
 def command(out, *arguments, load=batches, measure=None):
     """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
     parser = training_parser("train", "Train.", "the start", objects=1, steps=4, out=str(out))
+    parser.add_argument("--clip-norm", type=float)
     options = parser.parse_args(["a.json", "images", "--validation", "b.json", "images", *arguments])
     checked(parser, options, {})
     choose_best(parser, options, list(SCORES))
@@ -68,7 +69,7 @@ def command(out, *arguments, load=batches, measure=None):
         kept=lambda state: state.step,
         measure=measure,
         save=save,
-        settings={},
+        settings={"clip_norm": options.clip_norm or 1.0},
         scores=["AP"],
     )
 
@@ -104,6 +105,25 @@ def test_errors_say_how_to_go_on(tmp_path):
     with pytest.raises(SystemExit, match=r"^train: error: b.png cannot be read\nStep 3 is saved. Continue"):
         command(tmp_path, "--resume", measure=measure)
     command(tmp_path, "--resume")
+
+
+def test_a_run_that_goes_on_with_another_rate(tmp_path):
+    """Only if the command line says so, and not because an option was forgotten."""
+    with pytest.raises(SystemExit, match="must be an image"):
+        command(tmp_path, "--clip-norm", "2", load=partial(batches, bad=1))
+    with pytest.raises(SystemExit, match=r"clip_norm must be 2.0 to go on from .*, got 1.0"):
+        command(tmp_path, "--resume")
+    command(tmp_path, "--resume", "--clip-norm", "3")
+
+
+def test_a_file_is_replaced_only_by_a_complete_one(tmp_path):
+    path = tmp_path / "folder" / "a.txt"
+    with replaced(path) as file:
+        file.write_text("old")
+    with pytest.raises(ZeroDivisionError), replaced(path) as file:
+        file.write_text("half of")
+        1 / 0  # noqa: B018
+    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
