@@ -179,6 +179,7 @@ def test_errors_of_evaluations(tmp_path):
 
     def evaluate(state, count, scores):
         calls.append((count, len(scores)))
+        assert (tmp_path / str(count)).is_dir()
         if len(calls) == 2:
             raise ZeroDivisionError
         return {"AP": math.nan if count == 3 else 0.5}
@@ -191,7 +192,8 @@ def test_errors_of_evaluations(tmp_path):
     assert calls == [(3, 0), (6, 1), (6, 1)]
     assert math.isnan(found.scores["3"]["AP"]) and found.scores["6"] == {"AP": 0.5}
     assert run(tmp_path, evaluate=evaluate, resume=True).scores.keys() == {"3", "6"} and len(calls) == 3
-    assert not run(tmp_path, overwrite=True).scores
+    run(tmp_path, overwrite=True)
+    assert not run(tmp_path, resume=True).scores
 
 
 @pytest.mark.parametrize("limit", [100, 10000])
@@ -212,8 +214,8 @@ def test_a_full_disk(limit, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert caught.value.__notes__ == ["Step 2 is saved. Continue with --resume."]
-    assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
-    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole"}
+    assert run(tmp_path, Recipe(checkpoint_every=3), resume=True).losses == run(tmp_path / "whole").losses
+    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole"}  # and nothing unfinished
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
