@@ -2,11 +2,11 @@
 
 python -m examples.detr.train ANNOTATIONS.json IMAGES --checkpoint FOLDER --validation ANNOTATIONS.json IMAGES
 python -m examples.detr.train ANNOTATIONS.json IMAGES --config config.json    # from random weights
-python -m examples.detr.train ... --resume                                    # continue a run that was interrupted
+python -m examples.detr.train ... --resume                                    # continue a run that ended early
 python -m examples.detr.train ... --evaluate-only                             # the AP of a checkpoint
 
 FOLDER is a checkpoint of transformers; its classes are replaced by those of the annotations. The result is OUT/model, a
-checkpoint of the same format, and OUT/best with the best AP on the validation images.
+checkpoint of the same format, and OUT/best with the best AP on the validation images, or another score (--best).
 """
 
 import argparse
@@ -18,9 +18,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from examples.library import classes, trainer
+from examples.library import classes, precision, trainer
 from examples.library.coco import Dataset
-from examples.library.options import add_recipe, checked, read_data, training_parser
+from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
 
 from . import weights
 from .data import Loading, training_batches
@@ -93,6 +93,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--sizes must be multiples of {STRIDE}, got {options.sizes}")
     if (options.checkpoint is None) == (options.config is None):
         parser.error("either --checkpoint or --config must be given")
+    choose_best(parser, options, [*precision.average_precision(NO_IMAGES.annotations, [])])
     try:
         dataset, validation = read_data(options)
         checkpoint = start(options, dataset)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from examples.library import classes
+from examples.library.files import replaced
 from jax_dcn import interop
 
 from . import names
@@ -75,7 +76,8 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     (folder / "config.json").write_text(json.dumps(checkpoint.config | dtypes, indent=2))
     if checkpoint.processor.settings:
         (folder / "preprocessor_config.json").write_text(json.dumps(checkpoint.processor.settings, indent=2))
-    save_file(to_file(checkpoint), folder / "model.safetensors", {"format": "pt"})
+    with replaced(folder / "model.safetensors") as file:
+        save_file(to_file(checkpoint), file, {"format": "pt"})
 
 
 def to_file(checkpoint: Checkpoint) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import numpy as np
+
+from examples.library.files import to_json
 
 from . import evaluate, report, scenes
 from .pictures import draw_detections
@@ -81,7 +82,7 @@ def run(example: Example, arguments: Sequence[str] | None) -> None:
     text = f"{example.table(results)}\n{report.LEGEND}\n"
     print(f"\n{text}", end="")
     (options.out / "results.md").write_text(text)
-    (options.out / "results.json").write_text(json.dumps({"options": vars(options), "runs": results}, default=str))
+    (options.out / "results.json").write_text(to_json({"options": vars(options), "runs": results}, str))
     found = {
         name: jax.device_get(example.detect(models[name], params, pictured.images))
         for name, params in first_params.items()

@@ -1,8 +1,9 @@
 """The training loop of all detectors: progress, losses and times, and checkpoints to resume from."""
 
 import contextlib
-import json
+import math
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from flax import struct
+from jax.experimental import multihost_utils
 from tqdm import tqdm
 
+from .checkpoints import Checkpoints, SaveError, Scores, StartError
+from .files import to_json
+
 Batch = TypeVar("Batch")
-Scores = dict[str, dict[str, float]]  # what evaluations found, by the number of steps before them
 # What a run that is resumed may have changed; a recipe can name more as its `changeable`.
 CHANGEABLE = ("checkpoint_every",)
 
@@ -75,10 +79,6 @@ class Run(NamedTuple):
         return waited / max(waited + sum(self.milliseconds), 1e-9)
 
 
-class StartError(ValueError):
-    """Why a run cannot start with what was asked for."""
-
-
 class Start(NamedTuple):
     """How a run starts: a function that makes its first state, and the shapes of that state."""
 
@@ -96,7 +96,10 @@ def fit(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    changeable: Sequence[str] = (),
     evaluate: Callable[[Any, int, Scores], dict[str, float]] | None = None,
+    best: str | None = None,
+    patience: int | None = None,
     log: Path | None = None,
     stop_after: int | None = None,
     title: str = "training",
@@ -105,61 +108,101 @@ def fit(
 
     batches: takes the numbers of the steps that remain.
     recipe: a dataclass with `steps` and `checkpoint_every`, among others; settings: what else decides the result, such
-    as the data. A run that is resumed must have the same.
+    as the data. A run that is resumed must have the same, except for those in `changeable`.
     resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise it must have
     none, or `overwrite` deletes them.
-    evaluate: takes a state, the number of its steps and all earlier scores; called every `recipe.evaluate_every` steps
-    and after the last.
+    evaluate: takes a state, which has been saved, the number of its steps and all earlier scores; called every
+    `recipe.evaluate_every` steps and after the last.
+    patience: end the run when the score `best` has not risen for that many evaluations.
     log: a file that gets what each step measured, one JSON object a line.
-    stop_after: stop after that many steps, like an interruption. On Ctrl-C, the last state is saved.
+    stop_after: stop after that many steps, like an interruption.
+
+    A checkpoint has finite numbers only, and stays until the next one is complete. Ctrl-C, SIGTERM and numbers that are
+    not finite end the run with SystemExit; its message, or a note of any other error, says what `resume` does then.
     """
-    options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
-    with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints, _interruption() as interrupted:
-        state, history, scores = None, [], {}
-        asked = json.loads(json.dumps(asdict(recipe) | dict(settings or {})))
-        if checkpoints.latest_step() is not None:
-            if resume:
-                changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()))
-                state, history, scores = _restore(checkpoints, start.shapes, asked, changeable)
-            elif not overwrite:
-                raise StartError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
-        if state is None:
-            for old in checkpoints.all_steps():
-                checkpoints.delete(old)
-            state = start.make()
+    asked = asdict(recipe) | dict(settings or {})
+    changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()), *changeable)
+    with (
+        Checkpoints(directory, recipe.checkpoint_every, asked, changeable) as checkpoints,
+        _interruption() as interrupted,
+    ):
+        if checkpoints.step is not None and resume:
+            state, history, scores = checkpoints.restore(start.shapes)
+        elif checkpoints.step is None or overwrite:
+            checkpoints.clear()
+            state, history, scores = start.make(), [], {}
+        else:
+            raise StartError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
         last = min(recipe.steps, stop_after or recipe.steps)
         remaining = range(len(history), last)
         silent = jax.process_index() > 0
         progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1, disable=silent)
         log = None if silent else log
-        if log:
-            _write_log(log, history, 1, "w")
-        waited_from = time.perf_counter()
-        for batch in batches(remaining):
-            began = time.perf_counter()
-            state, measured = step(state, batch)
-            found = {name: float(value) for name, value in jax.device_get(measured).items()}
-            ended = time.perf_counter()
-            found |= {"milliseconds": 1e3 * (ended - began), "waited": 1e3 * (began - waited_from)}
-            history.append(found)
-            shown = {name: f"{found[name]:.3g}" for name in ("loss", "rate") if name in found}
-            progress.set_postfix(shown, refresh=False)
-            progress.update()
+
+        def is_exhausted():
+            return patience is not None and evaluations_since_best(scores, best) >= patience
+
+        def ends():
+            """Saves and evaluates the state when it is time; returns whether the run ends with it."""
             count = len(history)
-            if log:
-                _write_log(log, [found], count, "a")
-            if evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0):
+            is_due = evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0)
+            if is_due and str(count) not in scores and not interrupted():
+                checkpoints.save(state, history)
                 scores[str(count)] = evaluate(state, count, dict(scores))
-            stops = interrupted() or count == last
-            if stops or checkpoints.should_save(count):
-                _save(checkpoints, asked, state, history, scores, force=stops)
+                checkpoints.save_scores(scores)
+            stops = interrupted() or count >= last
+            if stops or checkpoints.is_due(count):
+                checkpoints.save(state, history)
+            return stops or is_exhausted()
+
+        try:
+            if log:
+                _write_log(log, history, 1, "w")
+            is_over = bool(history) and ends()
             waited_from = time.perf_counter()
-            if stops:
-                break
-        progress.close()
-    if len(history) < last:
+            for batch in () if is_over else batches(remaining):
+                began = time.perf_counter()
+                new_state, measured = step(state, batch)
+                found = {name: float(value) for name, value in jax.device_get(measured).items()}
+                ended = time.perf_counter()
+                found |= {"milliseconds": 1e3 * (ended - began), "waited": 1e3 * (began - waited_from)}
+                number = len(history) + 1
+                is_finite = all(map(math.isfinite, found.values()))
+                if is_finite:
+                    state = new_state
+                    history.append(found)
+                if log:
+                    _write_log(log, [found], number, "a")
+                if not is_finite:
+                    raise SystemExit(f"{_explosion(found, history)} {checkpoints.resumption}")
+                shown = {name: f"{found[name]:.3g}" for name in ("loss", "rate") if name in found}
+                progress.set_postfix(shown, refresh=False)
+                progress.update()
+                if ends():
+                    break
+                waited_from = time.perf_counter()
+        except Exception as error:
+            # Several processes can only save together.
+            if jax.process_count() == 1 and not isinstance(error, SaveError):
+                with contextlib.suppress(Exception, SystemExit):  # also if the step has deleted its state
+                    checkpoints.save(state, history)
+            error.add_note(checkpoints.resumption)
+            raise
+        finally:
+            progress.close()
+    if len(history) < last and not is_exhausted():
         raise SystemExit(f"Interrupted after step {len(history)}, which is saved. Continue with --resume.")
     return Run(state, history, scores)
+
+
+def evaluations_since_best(scores: Scores, name: str) -> int:
+    """How many evaluations followed the first one with the highest score of this name. NaN is below all numbers.
+
+    >>> evaluations_since_best({"10": {"AP": 0.1}, "20": {"AP": 0.3}, "30": {"AP": 0.3}}, "AP")
+    1
+    """
+    found = [-math.inf if math.isnan(one[name]) else one[name] for one in scores.values()]
+    return len(found) - 1 - found.index(max(found)) if found else 0
 
 
 def ahead(make: Callable[[int], Batch], steps: range, workers: int = 1) -> Iterator[Batch]:
@@ -193,44 +236,47 @@ def filled_batches(
     return ahead(batch, range(-(-len(ids) // size)), workers)
 
 
+def _explosion(found, history):
+    """Which numbers of a step are not finite, and what they were in the step before."""
+    names = [name for name, value in found.items() if not math.isfinite(value)]
+
+    def listed(step):
+        return ", ".join(f"{name} {step[name]:.4g}" for name in names)
+
+    before = f" In step {len(history)} they were {listed(history[-1])}." if history else ""
+    return f"Step {len(history) + 1} measured numbers that are not finite: {listed(found)}.{before}"
+
+
 def _write_log(path, history, first, mode):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open(mode) as file:
-        file.writelines(json.dumps({"step": number, **step}) + "\n" for number, step in enumerate(history, first))
+        file.writelines(to_json({"step": number, **step}) + "\n" for number, step in enumerate(history, first))
 
 
 @contextlib.contextmanager
 def _interruption():
-    """Within it, the first Ctrl-C only makes the yielded function return True; the second one raises as usual."""
-    caught = []
+    """Within it, the first Ctrl-C or SIGTERM only makes the yielded function return True; the second one acts as usual.
 
-    def remember(*_):
-        caught.append(True)
-        signal.signal(signal.SIGINT, usual)
+    On several processes the function returns True on all of them, and all must call it together.
+    """
+    usual, caught = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}, []
 
-    try:
-        usual = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # only the main thread receives signals
-        yield lambda: False
+    def remember(number, _):
+        caught.append(number)
+        signal.signal(number, usual[number])
+
+    def is_interrupted():
+        if jax.process_count() == 1:
+            return bool(caught)
+        return bool(multihost_utils.process_allgather(np.array(bool(caught))).any())
+
+    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
+        yield is_interrupted
         return
     try:
-        yield lambda: bool(caught)
+        for number in usual:
+            signal.signal(number, remember)
+        yield is_interrupted
     finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def _save(checkpoints, settings, state, history, scores, force):
-    log = {"settings": settings, "history": history, "scores": scores}
-    items = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(log))
-    checkpoints.save(len(history), args=items, force=force)
-
-
-def _restore(checkpoints, like, asked, changeable):
-    """The state, the history and the scores of the newest checkpoint; raises if it was made with other settings."""
-    step = checkpoints.latest_step()
-    log = checkpoints.restore(step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
-    for name, value in log["settings"].items():
-        if name not in changeable and value != asked.get(name):
-            raise StartError(f"{name} must be {value} to go on from {checkpoints.directory}, got {asked.get(name)}")
-    state = checkpoints.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))).state
-    return state, log["history"], log["scores"]
+        for number, handler in usual.items():
+            signal.signal(number, handler)

@@ -2,15 +2,16 @@
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from .coco import Dataset, read
+from .precision import indexed
 
-POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions"}
+POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience"}
 POSITIVE |= {"checkpoint_every", "evaluate_every"}
 RANGES = {  # of other numbers, which otherwise must not be negative
     "decay_from": (0, 1),
@@ -19,6 +20,8 @@ RANGES = {  # of other numbers, which otherwise must not be negative
     "min_scale": (0.1, 1),
     "seed": (0, 2**32 - 1),
 }
+# The scores of a data set without images, which are NaN, have the names of all scores.
+NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []}), Path(), [], [])
 
 
 def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> argparse.ArgumentParser:
@@ -31,6 +34,8 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("images", type=Path, help="the folder of its images")
     add("--checkpoint", type=Path, help=checkpoint)
     add("--validation", type=Path, nargs=2, metavar=("ANNOTATIONS", "IMAGES"), help="what to compute AP on")
+    add("--best", metavar="SCORE", help="the score that decides which weights are kept as the best; by default AP")
+    add("--patience", type=int, metavar="N", help="stop when that score has not risen for N evaluations")
     add("--evaluate-only", action="store_true", help="train nothing, and compute the AP of the checkpoint")
     add("--objects", type=int, help="how many objects of an image are trained on at most; by default all")
     add("--background", action="store_true", help="train on images without annotations, too, against false detections")
@@ -68,9 +73,18 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
         parser.error(f"--devices must be at most the {jax.device_count()} that jax has, got {options.devices}")
     if options.evaluate_only and not (options.checkpoint and options.validation):
         parser.error("--evaluate-only needs --checkpoint and --validation")
+    if (options.best or options.patience) and not options.validation:
+        parser.error("--best and --patience need --validation")
     if options.resume and options.overwrite:
         parser.error("only one of --resume and --overwrite must be given")
     return {name: given[name] for name in recipe if name in given}
+
+
+def choose_best(parser: argparse.ArgumentParser, options: argparse.Namespace, scores: Sequence[str]) -> None:
+    """Sets `best` to the first of the scores, if it is not given. Ends the command with an error if it is none."""
+    options.best = options.best or scores[0]
+    if options.best not in scores:
+        parser.error(f"--best must be one of {', '.join(scores)}, got {options.best}")
 
 
 def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset, Dataset | None]:

@@ -1,7 +1,6 @@
 """What a command that trains does after it has read its options: it trains, evaluates and writes the results."""
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,11 @@ import jax
 
 from . import curves
 from .coco import Dataset, ImageError
-from .loop import Run, StartError
+from .files import to_json
+from .loop import Run, StartError, evaluations_since_best
+
+# What --resume may change if it is given, because a run whose losses explode may need it.
+RATES = ("learning_rate", "offset_rate", "backbone_rate", "slow_rate", "clip_norm")
 
 
 def run(
@@ -30,8 +33,7 @@ def run(
 
     train: takes the folder of checkpoints, and options of `fit`. kept: from a state to the variables to keep.
     measure: the scores of variables. save: writes variables to a name in the folder OUT, and returns the path.
-    settings: what else decides the result. scores: the names of those that are drawn; the first one decides which
-    variables are "best".
+    settings: what else decides the result. scores: the names of those that are drawn, with the best one of the options.
     """
     if options.evaluate_only:
         print(described(measure(variables)))
@@ -42,7 +44,7 @@ def run(
         variables = kept(state)
         found = measure(variables)
         print(f"step {steps}: {described(found)}")
-        if all(found[scores[0]] > earlier[scores[0]] for earlier in before.values()):
+        if evaluations_since_best(before | {str(steps): found}, options.best) == 0:
             save("best", jax.device_get(variables))
         return found
 
@@ -55,20 +57,27 @@ def run(
                 "mirrors": loading.mirrors,
                 "dtype": options.dtype,
                 "images": len(dataset.images),
+                "best": options.best,
                 **settings,
             },
+            changeable=[name for name in RATES if vars(options).get(name) is not None],
             evaluate=evaluate if options.validation else None,
+            best=options.best,
+            patience=options.patience,
             devices=jax.devices()[: options.devices],
             log=out / "log.jsonl",
             resume=options.resume,
             overwrite=options.overwrite,
         )
-    except (StartError, ImageError) as error:
-        raise SystemExit(f"{program}: error: {error}") from error
-    path = save("model", jax.device_get(kept(found.state)))
-    result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
-    (out / "results.json").write_text(json.dumps(result | {"scores": found.scores, "history": found.history}))
-    curves.draw(out / "curves.png", found, scores)
+        path = save("model", jax.device_get(kept(found.state)))
+        result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
+        (out / "results.json").write_text(to_json(result | {"scores": found.scores, "history": found.history}))
+        curves.draw(out / "curves.png", found, list(dict.fromkeys([*scores, options.best])))
+    except (StartError, ImageError, OSError) as error:
+        raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
+    if len(found.history) < options.recipe.steps:
+        best_step = list(found.scores)[-1 - evaluations_since_best(found.scores, options.best)]
+        print(f"{options.best} has not risen since step {best_step}. Continue with --resume and a larger --patience.")
     print(f"The checkpoint is {path}. The loop waited for data {found.waiting:.0%} of the time.")
     return found
 

@@ -2,11 +2,11 @@
 
 python -m examples.rcnn.train ANNOTATIONS.json IMAGES --checkpoint CHECKPOINT --validation ANNOTATIONS.json IMAGES
 python -m examples.rcnn.train ANNOTATIONS.json IMAGES --backbone resnet50.pth   # from a ResNet of ImageNet
-python -m examples.rcnn.train ... --resume           # continue a run that was interrupted; --steps may have grown
+python -m examples.rcnn.train ... --resume           # continue a run that ended early; --steps may have grown
 python -m examples.rcnn.train ... --evaluate-only    # the AP of a checkpoint
 
 The result is OUT/model.npz, a checkpoint with mmdet's names for `python -m examples.rcnn`, and OUT/best.npz with the
-best AP on the validation images.
+best AP of boxes on the validation images, or another score (--best).
 """
 
 import argparse
@@ -25,7 +25,7 @@ from examples.library.coco import Dataset
 from examples.library.devices import fit_on, shared
 from examples.library.gradients import by_group, gradients
 from examples.library.loop import State, first_state
-from examples.library.options import add_recipe, checked, read_data, training_parser
+from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
 from examples.resnet.model import FIRST_LAYERS
 
 from .coco import Loading, average_precision, evaluation_batches, results, training_batches
@@ -214,6 +214,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         dataset, validation, model, variables = read_inputs(options)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    choose_best(parser, options, [*average_precision(NO_IMAGES, [], model.config.masks)])
     divisor = model.config.divisor
     if any(side % divisor or side < divisor for side in options.size):
         parser.error(f"--size must be multiples of {divisor}, got {list(options.size)}")

@@ -14,6 +14,7 @@ import numpy as np
 from flax.typing import Dtype
 
 from examples.library import classes
+from examples.library.files import replaced
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -75,10 +76,10 @@ def load(
 def save(path: Path, model: RCNN, variables: dict[str, Any]) -> None:
     """Writes a `.npz` file of arrays with mmdet's names, and two texts: "settings" of the model, and names of
     "classes"."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     texts = {"settings": model.config.settings, "classes": model.config.names}
     texts = {name: np.array(json.dumps(value)) for name, value in texts.items()}
-    np.savez(path, **texts, **interop.to_torch(variables))
+    with replaced(path) as file:
+        np.savez(file, **texts, **interop.to_torch(variables))
 
 
 def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:

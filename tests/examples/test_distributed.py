@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -70,26 +71,27 @@ def saved_steps(checkpoints):
     return [int(folder.name) for folder in checkpoints.glob("*") if folder.name.isdigit()]
 
 
-def start_and_kill(out, checkpoints):
-    """Starts a run of two processes, one of which is killed; the other one ends then."""
+def start_and_end(out, checkpoints, number):
+    """Starts a run of two processes, one of which gets a signal; the other one ends then."""
     with two_processes(out) as (first, second):
         patience = time.monotonic() + 120
         while not saved_steps(checkpoints) and first.poll() is second.poll() is None and time.monotonic() < patience:
             time.sleep(0.05)
-        second.kill()
+        second.send_signal(number)
         _, errors = first.communicate(timeout=120)
     assert first.returncode != 0
+    assert ("Interrupted after step" in errors) == (number == signal.SIGTERM), errors
     assert saved_steps(checkpoints), errors
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_an_interrupted_run_goes_on_on_other_devices_as_if_never_interrupted(is_killed, tmp_path):
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_goes_on_on_other_devices_as_if_never_interrupted(number, tmp_path):
     """A run on eight devices of one process, or of two, continues on one device, then on eight of two processes."""
     checkpoints = tmp_path / "checkpoints" / "deformable-0"
     uninterrupted = train(MODEL, loss, RECIPE, 0, tmp_path / "uninterrupted")
-    if is_killed:
-        start_and_kill(tmp_path, checkpoints)
+    if number:
+        start_and_end(tmp_path, checkpoints, number)
     else:
         train(MODEL, loss, RECIPE, 0, checkpoints, stop_after=3, devices=jax.devices()[:8])
 

@@ -1,26 +1,20 @@
-"""What the trainers share: annotations, augmentations and the training loop."""
+"""What the trainers share: annotations, augmentations and gradients."""
 
-import dataclasses
 import json
-import signal
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 pytest.importorskip("pycocotools")
-pytest.importorskip("orbax.checkpoint")
 
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import open_image, read
 from examples.library.gradients import gradients
-from examples.library.loop import Start, StartError, ahead, first_state, fit, update
 from examples.library.objects import pictures
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -103,57 +97,6 @@ def test_resizing_and_colours():
     assert all(one.image.dtype == np.uint8 and np.array_equal(one.boxes, example.boxes) for one in distorted)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    steps: int = 6
-    rates: tuple[float, ...] = (0.5, 0.25)
-    checkpoint_every: int = 2
-    evaluate_every: int = 3
-
-    changeable = ("steps",)
-
-
-def run(directory, recipe=Recipe(), **options):
-    optimiser = optax.sgd(recipe.rates[0])
-    shapes = first_state({"x": jnp.ones(())}, optimiser)
-
-    def step(state, batch):
-        return update(state, optimiser, lambda params: jnp.square(params["x"] - batch))
-
-    return fit(step, Start(lambda: shapes, shapes), lambda steps: ahead(float, steps, 2), recipe, directory, **options)
-
-
-def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
-    """Also with a recipe that has tuples, which JSON does not know, and with more steps."""
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "parts", stop_after=3)
-    with pytest.raises(StartError, match=r"has checkpoints of a run: resume it \(--resume\), or overwrite it"):
-        run(tmp_path / "parts")
-    resumed = run(tmp_path / "parts", resume=True)
-    assert resumed.losses == whole.losses and float(resumed.state.params["x"]) == float(whole.state.params["x"])
-    assert run(tmp_path / "parts", Recipe(steps=8), resume=True).losses[:6] == whole.losses
-    with pytest.raises(ValueError, match=r"rates must be \[0.5, 0.25\] to go on from .*, got \[0.5\]"):
-        run(tmp_path / "parts", Recipe(steps=9, rates=(0.5,)), resume=True)
-    with pytest.raises(ValueError, match=r"data must be a to go on from .*, got b"):
-        run(tmp_path / "data", settings={"data": "a"})
-        run(tmp_path / "data", settings={"data": "b"}, resume=True)
-    assert len(run(tmp_path / "parts", overwrite=True).losses) == 6
-
-
-def test_evaluations_and_the_log(tmp_path):
-    """Each step is logged once, also if the run was interrupted."""
-    directory, log = tmp_path / "run", tmp_path / "log/log.jsonl"
-
-    def evaluate(state, count, scores):
-        return {"count": count, "before": len(scores)}
-
-    run(directory, evaluate=evaluate, stop_after=3, log=log)
-    found = run(directory, evaluate=evaluate, resume=True, log=log)
-    assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert lines == [{"step": number, **step} for number, step in enumerate(found.history, 1)] and len(lines) == 6
-
-
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_gradients_of_parts(parts):
     """Means over the parts, each of which sees what the one before handed on."""
@@ -181,24 +124,3 @@ def test_pictures_of_files_and_folders(folder):
     (folder / "empty").mkdir()
     with pytest.raises(ValueError, match=r"the folders must have images, got .*empty"):
         pictures([folder / "empty"], out)
-
-
-def test_an_interruption_saves_the_last_state(tmp_path):
-    def interrupt(state, count, scores):
-        if count == 3:
-            signal.raise_signal(signal.SIGINT)
-        return {}
-
-    assert threading.current_thread() is threading.main_thread()
-    usual = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
-        run(tmp_path, evaluate=interrupt)
-    assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
-    assert signal.getsignal(signal.SIGINT) is usual
-    assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
-
-
-def test_errors_of_threads_reach_the_caller():
-    with pytest.raises(ZeroDivisionError):
-        list(ahead(lambda step: 1 // (3 - step), range(6), 2))
-    assert list(ahead(str, range(2, 7), 3)) == list("23456") and list(ahead(str, range(0), 2)) == []

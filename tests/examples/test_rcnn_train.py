@@ -23,7 +23,7 @@ from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
 from examples.rcnn.coco import Loading, training_batches
 from examples.rcnn.roi_heads import pool
-from examples.rcnn.train import Recipe, make_optimiser, rate, train
+from examples.rcnn.train import Recipe, make_optimiser, parse, rate, train
 from examples.rcnn.train import main as command
 from jax_dcn import interop
 from tests.helpers import mask_rcnn
@@ -54,6 +54,7 @@ def validation(digits_folder):
         (command, ["--steps", "3", "--warmup", "5"], "--warmup must be at most --steps, got 5 and 3"),
         (command, ["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),
         (command, ["--resume", "--overwrite"], "only one of --resume and --overwrite must be given"),
+        (command, ["--best", "box AP"], "--best and --patience need --validation"),
         (command, ["--evaluate-only"], "--evaluate-only needs --checkpoint and --validation"),
         (command, ["--checkpoint", "a", "--backbone", "b"], "only one of --checkpoint and --backbone must"),
         (command, ["--set", "style=caffe"], "--config and --set must be given with --checkpoint"),
@@ -72,6 +73,20 @@ def test_options_that_do_not_fit(main, options, message, data, tmp_path, monkeyp
     with pytest.raises(SystemExit):
         main([*data, *options] if main is command else options)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_the_scores_that_may_be_best(masks, data, validation, tmp_path, monkeypatch, capsys):
+    """Those of masks only for a model that has them."""
+    monkeypatch.setattr("examples.rcnn.train.initialise", lambda *_: {"params": {"roi_head": {"bbox_head": {}}}})
+    arguments = [*data, *validation, "--size", "64", "64", *([] if masks else ["--boxes-only"])]
+    assert parse(arguments).best == "box AP"
+    if masks:
+        assert parse([*arguments, "--best", "mask AP50"]).best == "mask AP50"
+    else:
+        with pytest.raises(SystemExit):
+            parse([*arguments, "--best", "mask AP50"])
+        assert "--best must be one of box AP, box AP50, box AP75" in capsys.readouterr().err
 
 
 def test_names_of_classes(tmp_path):

@@ -94,6 +94,7 @@ def test_the_command(folder, tmp_path, capsys):
     ("options", "message"),
     [
         (["--sizes", "60"], "--sizes must be multiples of 32, got [60]"),
+        (["--best", "box AP", "--validation", "a", "b"], "--best must be one of AP, AP50, AP75"),
         (["--checkpoint", "nowhere"], "either --checkpoint or --config must be given"),
     ],
 )

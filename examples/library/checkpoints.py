@@ -1,0 +1,101 @@
+"""The checkpoints of a training: its newest state, all that its steps measured, and the scores of its evaluations."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from .files import replaced, to_json
+
+Scores = dict[str, dict[str, float]]  # what evaluations found, by the number of steps before them
+
+
+class StartError(ValueError):
+    """Why a run cannot start with what was asked for."""
+
+
+class SaveError(OSError):
+    """Why a state cannot be saved, such as a full disk."""
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints, a context manager. A checkpoint stays until the next one is complete.
+
+    settings: what decides the results; a run that is restored must have the same, except for those in `changeable`.
+    """
+
+    def __init__(self, directory: Path, every: int, settings: Mapping[str, Any], changeable: Sequence[str]):
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=1,
+            save_interval_steps=every,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=False,  # so that errors of writing appear while the run can still report them
+        )
+        self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        self._settings, self._changeable = json.loads(json.dumps(settings)), changeable
+        self._scores = directory / "scores.json"  # scores of a state are found after it is saved
+        self.is_due = self._manager.should_save
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._manager.close()
+
+    @property
+    def step(self) -> int | None:
+        """The number of steps of the state that is saved, if any."""
+        return self._manager.latest_step()
+
+    @property
+    def resumption(self) -> str:
+        """What --resume does when a run has ended early."""
+        return f"Step {self.step} is saved. Continue with --resume." if self.step else "No step is saved."
+
+    def restore(self, like: Any) -> tuple[Any, list[dict[str, float]], Scores]:
+        """The state, the history and the scores; raises StartError if they were made with other settings."""
+        log = self._manager.restore(self.step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
+        for name, value in log["settings"].items():
+            asked = self._settings.get(name)
+            if name not in self._changeable and value != asked:
+                raise StartError(f"{name} must be {value} to go on from {self._manager.directory}, got {asked}")
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+        state = self._manager.restore(self.step, args=items).state
+        scores = json.loads(self._scores.read_text()) if self._scores.exists() else {}
+        for found in scores.values():
+            found |= {name: math.nan for name, value in found.items() if value is None}
+        return state, log["history"], scores
+
+    def clear(self) -> None:
+        """Deletes all checkpoints and scores."""
+        for step in self._manager.all_steps():
+            self._manager.delete(step)
+        if jax.process_index() == 0:
+            self._scores.unlink(missing_ok=True)
+
+    def save(self, state: Any, history: Sequence[Mapping[str, float]]) -> None:
+        """Saves a state and its history, if it is not yet saved. Ends the program if the state is not finite."""
+        if (self.step or 0) == len(history):
+            return
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            if not np.isfinite(jax.device_get(leaf)).all():
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                message = f"The state after step {len(history)} is not finite in {name}, and is not saved."
+                raise SystemExit(f"{message} {self.resumption}")
+        log = {"settings": self._settings, "history": history}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(log))
+        try:
+            self._manager.save(len(history), args=items, force=True)
+        except (OSError, ValueError) as error:  # the latter from the library that writes arrays
+            raise SaveError(f"step {len(history)} cannot be saved: {error}") from error
+
+    def save_scores(self, scores: Scores) -> None:
+        """Saves the scores of all evaluations."""
+        if jax.process_index() == 0:
+            with replaced(self._scores) as file:
+                file.write_text(to_json(scores))

@@ -1,0 +1,265 @@
+"""The training loop: a run that ends early, in whatever way, can be resumed."""
+
+import dataclasses
+import json
+import math
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+pytest.importorskip("orbax.checkpoint")
+
+from examples.library.loop import Start, StartError, ahead, first_state, fit, update
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    steps: int = 6
+    rates: tuple[float, ...] = (0.5, 0.25)
+    checkpoint_every: int = 2
+    evaluate_every: int = 3
+
+    changeable = ("steps",)
+
+
+def run(directory, recipe=Recipe(), *, load=float, change=lambda state, measured: (state, measured), **options):
+    """A training whose batches are what `load` makes of their numbers; `change` alters what a step returns."""
+    optimiser = optax.sgd(recipe.rates[0])
+    large = jax.random.normal(jax.random.key(0), 5000)
+    shapes = first_state({"x": jnp.ones(()), "large": large}, optimiser)
+
+    def step(state, batch):
+        return change(*update(state, optimiser, lambda params: jnp.square(params["x"] - batch)))
+
+    return fit(step, Start(lambda: shapes, shapes), lambda steps: ahead(load, steps, 2), recipe, directory, **options)
+
+
+def strict_json(text):
+    def refuse(constant):
+        raise ValueError(constant)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
+    """Also with a recipe that has tuples, which JSON does not know, and with more steps."""
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", stop_after=3)
+    with pytest.raises(StartError, match=r"has checkpoints of a run: resume it \(--resume\), or overwrite it"):
+        run(tmp_path / "parts")
+    resumed = run(tmp_path / "parts", resume=True)
+    assert resumed.losses == whole.losses and float(resumed.state.params["x"]) == float(whole.state.params["x"])
+    assert run(tmp_path / "parts", Recipe(steps=8), resume=True).losses[:6] == whole.losses
+    with pytest.raises(ValueError, match=r"rates must be \[0.5, 0.25\] to go on from .*, got \[0.5\]"):
+        run(tmp_path / "parts", Recipe(steps=9, rates=(0.5,)), resume=True)
+    with pytest.raises(ValueError, match=r"data must be a to go on from .*, got b"):
+        run(tmp_path / "data", settings={"data": "a"})
+        run(tmp_path / "data", settings={"data": "b"}, resume=True)
+    assert len(run(tmp_path / "parts", overwrite=True).losses) == 6
+
+
+def test_evaluations_and_the_log(tmp_path):
+    """Each step is logged once, also if the run was interrupted."""
+    directory, log = tmp_path / "run", tmp_path / "log/log.jsonl"
+
+    def evaluate(state, count, scores):
+        return {"count": count, "before": len(scores)}
+
+    run(directory, evaluate=evaluate, stop_after=3, log=log)
+    found = run(directory, evaluate=evaluate, resume=True, log=log)
+    assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines == [{"step": number, **step} for number, step in enumerate(found.history, 1)] and len(lines) == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_saves_the_last_state(number, tmp_path):
+    def interrupt(state, count, scores):
+        if count == 3:
+            signal.raise_signal(number)
+        return {}
+
+    assert threading.current_thread() is threading.main_thread()
+    usual = signal.getsignal(number)
+    with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
+        run(tmp_path, evaluate=interrupt)
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "scores.json"}
+    assert signal.getsignal(number) is usual
+    assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
+
+
+def test_an_evaluation_is_left_to_the_run_that_goes_on(tmp_path):
+    """If the signal came in the step before it, because it may take longer than a cluster waits."""
+
+    def change(state, measured):
+        if state.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return state, measured
+
+    with pytest.raises(SystemExit, match="Interrupted after step 3"):
+        run(tmp_path, change=change, evaluate=lambda *_: pytest.fail("it is too late to evaluate"))
+    found = run(tmp_path, evaluate=lambda state, count, scores: {"count": count}, resume=True)
+    assert found.scores == {"3": {"count": 3}, "6": {"count": 6}}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_losses_that_are_not_finite(bad, tmp_path):
+    """They end the run, with their names, and are in the log, but in no checkpoint."""
+
+    def change(state, measured):
+        return state, {"mean": measured["loss"] / 2, **measured, "rate": 0.5}
+
+    log = tmp_path / "log.jsonl"
+    message = (
+        rf"Step 4 measured numbers that are not finite: loss {bad}, mean {bad}. In step 3 they were loss 1, "
+        r"mean 0.5. Step 2 is saved. Continue with --resume."
+    )
+    with pytest.raises(SystemExit, match=message):
+        run(tmp_path / "run", load=lambda number: bad if number == 3 else float(number), change=change, log=log)
+    lines = [strict_json(line) for line in log.read_text().splitlines()]
+    assert [line["loss"] for line in lines][2:] == [1, None] and lines[-1]["step"] == 4
+    found = run(tmp_path / "run", resume=True, change=change, log=log)
+    assert found.losses == run(tmp_path / "whole").losses
+    assert [strict_json(line)["loss"] for line in log.read_text().splitlines()] == found.losses
+    with pytest.raises(
+        SystemExit, match=rf"Step 1 measured numbers that are not finite: loss {bad}. No step is saved."
+    ):
+        run(tmp_path / "first", load=lambda _: bad)
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+    """As after a gradient that is not finite, whose step had a finite loss."""
+
+    def change(state, measured):
+        if state.step == 4:
+            state = dataclasses.replace(state, params=state.params | {"x": jnp.full((), jnp.nan)})
+        return state, measured
+
+    with pytest.raises(SystemExit, match=r"after step 4 is not finite in params.x, and is not saved. Step 2 is saved."):
+        run(tmp_path, change=change)
+    assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
+
+
+def ends_with_an_error(directory, error, saved, **options):
+    with pytest.raises(error) as caught:
+        run(directory, **options)
+    note = f"Step {saved[-1]} is saved. Continue with --resume." if saved else "No step is saved."
+    assert caught.value.__notes__ == [note]
+    assert [path.name for path in directory.iterdir()] == saved
+    assert run(directory, resume=True).losses == run(directory / "whole").losses
+
+
+def test_errors_of_batches_and_of_the_log(tmp_path, monkeypatch):
+    """The state of the last complete step is saved."""
+    ends_with_an_error(tmp_path / "batch", ZeroDivisionError, ["3"], load=lambda number: number / (number != 3))
+    ends_with_an_error(tmp_path / "first", ZeroDivisionError, [], load=lambda number: 1 / number)
+
+    def write_log(path, history, first, mode):
+        if first == 3:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr("examples.library.loop._write_log", write_log)
+    ends_with_an_error(tmp_path / "log", OSError, ["3"], log=tmp_path / "log.jsonl")
+
+
+def test_errors_of_evaluations(tmp_path):
+    """The state is saved before, and its evaluation is repeated. Earlier scores are kept."""
+    calls = []
+
+    def evaluate(state, count, scores):
+        calls.append((count, len(scores)))
+        assert (tmp_path / str(count)).is_dir()
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return {"AP": math.nan if count == 3 else 0.5}
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(tmp_path, evaluate=evaluate)
+    assert caught.value.__notes__ == ["Step 6 is saved. Continue with --resume."]
+    assert strict_json((tmp_path / "scores.json").read_text()) == {"3": {"AP": None}}
+    found = run(tmp_path, evaluate=evaluate, resume=True)
+    assert calls == [(3, 0), (6, 1), (6, 1)]
+    assert math.isnan(found.scores["3"]["AP"]) and found.scores["6"] == {"AP": 0.5}
+    assert run(tmp_path, evaluate=evaluate, resume=True).scores.keys() == {"3", "6"} and len(calls) == 3
+    run(tmp_path, overwrite=True)
+    assert not run(tmp_path, resume=True).scores
+
+
+@pytest.mark.parametrize("limit", [100, 10000])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of orbax, after the error
+@pytest.mark.usefixtures("capsys")  # so that no output goes to a file
+def test_a_full_disk(limit, tmp_path):
+    """The checkpoint before stays, whatever file the operating system refuses to write."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def change(state, measured):
+        if state.step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
+        return state, measured
+
+    try:
+        with pytest.raises(OSError, match=r"step 4 cannot be saved: .*File too large") as caught:
+            run(tmp_path, change=change)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert caught.value.__notes__ == ["Step 2 is saved. Continue with --resume."]
+    assert run(tmp_path, Recipe(checkpoint_every=3), resume=True).losses == run(tmp_path / "whole").losses
+    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole"}  # and nothing unfinished
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_ended(number, tmp_path):
+    """SIGKILL may come while a checkpoint is written: each step writes one."""
+    program = f"from tests.examples.test_loop import *; run(Path({str(tmp_path)!r}), Recipe(10**6, checkpoint_every=1))"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True) as process:
+        patience = time.monotonic() + 60
+        while not any(tmp_path.glob("[3-9]")) and process.poll() is None and time.monotonic() < patience:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    saved = max(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    if number == signal.SIGTERM:
+        assert process.returncode == 1
+        assert f"Interrupted after step {saved}, which is saved. Continue with --resume." in errors
+    else:
+        assert process.returncode == -signal.SIGKILL
+    recipe = Recipe(saved + 3, checkpoint_every=1)
+    assert run(tmp_path, recipe, resume=True).losses == run(tmp_path / "whole", recipe).losses
+    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole"}
+
+
+def test_patience(tmp_path):
+    """The run ends when the best score has not risen for some evaluations. NaN is below all scores."""
+    recipe = Recipe(8, evaluate_every=1)
+    values = dict(enumerate([math.nan, 0.2, 0.1, 0.2, 0.1, 0.3, 0.1, 0.1], 1))
+    options = {"evaluate": lambda state, count, scores: {"AP": values[count], "AP50": count / 8}}
+    assert len(run(tmp_path, recipe, best="AP", patience=2, **options).history) == 4
+    assert len(run(tmp_path, recipe, best="AP", patience=2, resume=True, **options).history) == 4
+    assert len(run(tmp_path, recipe, best="AP", patience=3, resume=True, **options).history) == 5
+    assert len(run(tmp_path, recipe, best="AP", patience=4, resume=True, **options).history) == 8
+    assert len(run(tmp_path / "rising", recipe, best="AP50", patience=1, **options).history) == 8
+
+
+def test_settings_that_may_change(tmp_path):
+    run(tmp_path, stop_after=3, settings={"rate": 1, "size": 2})
+    with pytest.raises(StartError, match="size must be 2 to go on"):
+        run(tmp_path, settings={"rate": 3, "size": 4}, resume=True, changeable=["rate"])
+    assert len(run(tmp_path, settings={"rate": 3, "size": 2}, resume=True, changeable=["rate"]).history) == 6
+
+
+def test_errors_of_threads_reach_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        list(ahead(lambda step: 1 // (3 - step), range(6), 2))
+    assert list(ahead(str, range(2, 7), 3)) == list("23456") and list(ahead(str, range(0), 2)) == []

@@ -1,0 +1,139 @@
+"""What all commands that train do with a run, its scores and its errors, here of a training that takes no time."""
+
+import argparse
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("matplotlib")
+
+from examples.library import trainer
+from examples.library.coco import ImageError
+from examples.library.files import replaced
+from examples.library.loop import Start, first_state, fit, update
+from examples.library.options import NO_IMAGES, checked, choose_best, training_parser
+from tests.examples.test_loop import Recipe, strict_json
+
+pytestmark = pytest.mark.platforms("cpu")
+
+OPTIMISER = optax.sgd(0.5)
+SCORES = {"AP": [float("nan"), 0.5, 0.4, 0.3], "AP50": [0.1, 0.2, 0.4, 0.3]}
+
+
+def batches(steps, bad=None):
+    for step in steps:
+        if step == bad:
+            raise ImageError("a.png must be an image")
+        yield float(step)
+
+
+@partial(jax.jit, donate_argnums=0)
+def step(state, batch):
+    return update(state, OPTIMISER, lambda params: jnp.square(params["x"] - batch))
+
+
+def command(out, *arguments, load=batches, measure=None):
+    """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
+    parser = training_parser("train", "Train.", "the start", objects=1, steps=4, out=str(out))
+    parser.add_argument("--clip-norm", type=float)
+    options = parser.parse_args(["a.json", "images", "--validation", "b.json", "images", *arguments])
+    checked(parser, options, {})
+    choose_best(parser, options, list(SCORES))
+    options.recipe = Recipe(options.steps, evaluate_every=1)
+    options.loading = argparse.Namespace(objects=1, mirrors=False)
+
+    def train(directory, *, devices, **keywords):
+        start = Start(lambda: first_state({"x": jnp.ones(())}, OPTIMISER), None)
+        start = start._replace(shapes=jax.eval_shape(start.make))
+        return fit(step, start, load, options.recipe, directory, **keywords)
+
+    def save(name, variables):
+        with replaced(out / name) as file:
+            file.write_text(str(int(variables)))
+        return out / name
+
+    measure = measure or (lambda count: {name: values[int(count) - 1] for name, values in SCORES.items()})
+    return trainer.run(
+        "train",
+        options,
+        NO_IMAGES,
+        train,
+        None,
+        kept=lambda state: state.step,
+        measure=measure,
+        save=save,
+        settings={"clip_norm": options.clip_norm or 1.0},
+        scores=["AP"],
+    )
+
+
+@pytest.mark.parametrize(("best", "expected"), [("AP", "2"), ("AP50", "3")])
+def test_the_best_by_any_score(best, expected, tmp_path):
+    command(tmp_path, "--best", best)
+    assert (tmp_path / "best").read_text() == expected and (tmp_path / "model").read_text() == "4"
+    result = strict_json((tmp_path / "results.json").read_text())
+    assert [found["AP"] for found in result["scores"].values()] == [None, 0.5, 0.4, 0.3]
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert len(picture.convert("RGB").getcolors(10**7)) > 50
+
+
+def test_patience_and_more_of_it(tmp_path, capsys):
+    command(tmp_path, "--patience", "1")
+    assert "AP has not risen since step 2. Continue with --resume and a larger --patience." in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "results.json").read_text())["history"]) == 3
+    with pytest.raises(SystemExit, match=r"train: error: best must be AP to go on from .*, got AP50"):
+        command(tmp_path, "--patience", "3", "--resume", "--best", "AP50")
+    command(tmp_path, "--patience", "3", "--resume")
+    assert "has not risen" not in capsys.readouterr().out and (tmp_path / "model").read_text() == "4"
+
+
+def test_errors_say_how_to_go_on(tmp_path):
+    def measure(count):
+        if count == 3:
+            raise OSError("b.png cannot be read")
+        return {"AP": 0.1, "AP50": 0.1}
+
+    with pytest.raises(SystemExit, match=r"^train: error: a.png must be an image\nStep 1 is saved. Continue"):
+        command(tmp_path, load=partial(batches, bad=1))
+    with pytest.raises(SystemExit, match=r"^train: error: b.png cannot be read\nStep 3 is saved. Continue"):
+        command(tmp_path, "--resume", measure=measure)
+    command(tmp_path, "--resume")
+
+
+def test_a_run_that_goes_on_with_another_rate(tmp_path):
+    """Only if the command line says so, and not because an option was forgotten."""
+    with pytest.raises(SystemExit, match="must be an image"):
+        command(tmp_path, "--clip-norm", "2", load=partial(batches, bad=1))
+    with pytest.raises(SystemExit, match=r"clip_norm must be 2.0 to go on from .*, got 1.0"):
+        command(tmp_path, "--resume")
+    command(tmp_path, "--resume", "--clip-norm", "3")
+
+
+def test_a_file_is_replaced_only_by_a_complete_one(tmp_path):
+    path = tmp_path / "folder" / "a.txt"
+    with replaced(path) as file:
+        file.write_text("old")
+    with pytest.raises(ZeroDivisionError), replaced(path) as file:
+        file.write_text("half of")
+        1 / 0  # noqa: B018
+    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--best", "AP90"], "--best must be one of AP, AP50, got AP90"),
+        (["--patience", "0"], "--patience must be positive, got 0"),
+    ],
+)
+def test_options_that_do_not_fit(arguments, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command(tmp_path, *arguments)
+    assert message in capsys.readouterr().err
