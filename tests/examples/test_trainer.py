@@ -41,13 +41,13 @@ def step(state, batch):
 
 def command(out, *arguments, load=batches, measure=None):
     """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
-    parser = training_parser("train", "Train.", "the start", objects=1, steps=4, out=str(out))
+    parser = training_parser("train", "Train.", "the start", steps=4, out=str(out))
     parser.add_argument("--clip-norm", type=float)
     options = parser.parse_args(["a.json", "images", "--validation", "b.json", "images", *arguments])
     checked(parser, options, {})
     choose_best(parser, options, list(SCORES))
     options.recipe = Recipe(options.steps, evaluate_every=1)
-    options.loading = argparse.Namespace(objects=1, mirrors=False)
+    options.loading = argparse.Namespace(objects=1, background=False, mirrors=False)
 
     def train(directory, *, devices, **keywords):
         start = Start(lambda: first_state({"x": jnp.ones(())}, OPTIMISER), None)
