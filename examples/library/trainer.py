@@ -35,9 +35,6 @@ def run(
     measure: the scores of variables. save: writes variables to a name in the folder OUT, and returns the path.
     settings: what else decides the result. scores: the names of those that are drawn, with the best one of the options.
     """
-    if options.evaluate_only:
-        print(described(measure(variables)))
-        return None
     out, loading = options.out, options.loading
 
     def evaluate(state, steps, before):
@@ -49,6 +46,9 @@ def run(
         return found
 
     try:
+        if options.evaluate_only:
+            print(described(measure(variables)))
+            return None
         found = train(
             out / "checkpoints",
             settings={

@@ -96,7 +96,7 @@ def test_patience_and_more_of_it(tmp_path, capsys):
 
 def test_errors_say_how_to_go_on(tmp_path):
     def measure(count):
-        if count == 3:
+        if count in (None, 3):  # None: of --evaluate-only
             raise OSError("b.png cannot be read")
         return {"AP": 0.1, "AP50": 0.1}
 
@@ -104,6 +104,8 @@ def test_errors_say_how_to_go_on(tmp_path):
         command(tmp_path, load=partial(batches, bad=1))
     with pytest.raises(SystemExit, match=r"^train: error: b.png cannot be read\nStep 3 is saved. Continue"):
         command(tmp_path, "--resume", measure=measure)
+    with pytest.raises(SystemExit, match=r"^train: error: b.png cannot be read$"):
+        command(tmp_path, "--evaluate-only", "--checkpoint", "model", measure=measure)
     command(tmp_path, "--resume")
 
 
