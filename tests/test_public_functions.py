@@ -12,7 +12,7 @@ import jax_dcn
 from tests.helpers.deform_conv.cases import assert_close
 
 # These take no arrays, or compute nothing of them.
-OTHERS = {"ComputationPlan", "KernelPlan", "kernel_plan", "offset_labels", "warn_of_offsets"}
+OTHERS = {"ComputationPlan", "KernelPlan", "kernel_plan", "offset_labels", "operators_saveable", "warn_of_offsets"}
 EXAMPLES = 2
 RANDOM = np.random.default_rng(0)
 

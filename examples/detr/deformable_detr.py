@@ -89,7 +89,7 @@ class DeformableDetr(nn.Module):
         if config.two_stage:
             proposed, reference, embedding = self._propose(memory, class_heads[-1], box_heads[-1])
         else:
-            proposed, reference, embedding = None, *self._learned_queries(len(images))
+            proposed, reference, embedding = None, *self._learned_queries(images.shape[0])
         position, queries = jnp.split(embedding.astype(memory.features.dtype), 2, -1)
         found = Decoder(config, config.activation_function, options, config.with_box_refine, name="decoder")(
             queries, reference, lambda _: position, memory, class_heads, box_heads
@@ -116,8 +116,7 @@ class DeformableDetr(nn.Module):
             for mask, embedding in zip(masks, embeddings, strict=True)
         ]
         features, position, mask = (
-            jnp.concatenate([part.reshape(len(part), -1, *part.shape[3:]) for part in parts], 1)
-            for parts in (levels, positions, masks)
+            jnp.concatenate([jax.lax.collapse(part, 1, 3) for part in parts], 1) for parts in (levels, positions, masks)
         )
         return Pyramid(features, shapes, mask, valid_ratios(masks, wide)), position
 

@@ -156,6 +156,19 @@ class Operator(Generic[Spec]):
         return {role: names if role in self.shared else ("batch", *names) for role, names in of_example.items()}
 
 
+def operators_saveable(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy of `jax.checkpoint` that saves the results of this package's operators.
+
+    ``jax.checkpoint_policies.dots_saveable`` saves those of ordinary convolutions and products. To save both::
+
+        policies = jax.checkpoint_policies
+        policy = policies.save_from_both_policies(policies.dots_saveable, jax_dcn.operators_saveable)
+
+    `nms` and `fpn_levels`, which are not differentiated, are computed again.
+    """
+    return primitive.name.startswith("deform")
+
+
 class Binding(NamedTuple):
     """An operator's primitive, bound to arguments of these types."""
 

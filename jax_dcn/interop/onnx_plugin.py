@@ -1,8 +1,10 @@
 """The plugin for jax2onnx: how it lowers the primitives of this package."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -23,9 +25,34 @@ def installed() -> Iterator[None]:
     """Within it, jax2onnx has the lowerings of this plugin, and `nms` is traced as its primitive."""
     from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY, import_all_plugins
 
-    import_all_plugins()
-    with mock.patch.dict(PLUGIN_REGISTRY, _lowerings(PLUGIN_REGISTRY)), boxes.SUPPRESSOR(onnx_functions.nms):
+    with _libraries_restored():
+        import_all_plugins()
+    lowerings = mock.patch.dict(PLUGIN_REGISTRY, _lowerings(PLUGIN_REGISTRY))
+    with _libraries_restored(), lowerings, boxes.SUPPRESSOR(onnx_functions.nms):
         yield
+
+
+@contextlib.contextmanager
+def _libraries_restored() -> Iterator[None]:
+    """Restores the public modules of jax and Flax and their classes.
+
+    jax2onnx replaces `jax.numpy.cumsum` when its plugins are imported. After an export it leaves functions in classes
+    that had inherited them, such as `flax.linen.MultiHeadAttention`.
+    """
+    libraries = "jax.", "flax."
+    modules = [module for name, module in sys.modules.items() if name.startswith(libraries) and "._" not in name]
+    values = (value for module in modules for value in vars(module).values())
+    classes = {value for value in values if isinstance(value, type) and value.__module__.startswith(libraries)}
+    before = [(owner, dict(vars(owner))) for owner in (*modules, *classes)]
+    try:
+        yield
+    finally:
+        for owner, attributes in before:
+            for name, value in list(vars(owner).items()):
+                if name not in attributes and not isinstance(value, ModuleType):
+                    delattr(owner, name)
+                elif value is not attributes.get(name, value):
+                    setattr(owner, name, attributes[name])
 
 
 class _Function:

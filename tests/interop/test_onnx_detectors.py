@@ -19,6 +19,7 @@ from examples.rcnn.config import Config, ObjectLimits, Proposals
 from examples.rcnn.detector import RCNN
 from examples.rcnn.rpn import take
 from jax_dcn import interop, nms
+from tests.helpers import detr_training
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
@@ -128,3 +129,19 @@ def test_detectors(run, name):
     expected_boxes, expected_scores, *_ = jax.jit(detect)(images)
     assert box_difference(boxes, expected_boxes) < 0.02
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["deformable_detr", "deformable_detr_two_stage", "d_fine_simple"])
+@pytest.mark.parametrize("batch, sizes", [(2, [2]), ("batch", [1, 3])])
+def test_detection_transformers(name, batch, sizes):
+    checkpoint = weights.load(detr_training.FOLDER / name)
+
+    def detect(images):
+        found = checkpoint.model.apply(checkpoint.variables, images)
+        return found.boxes, found.logits
+
+    model = interop.model_to_onnx(detect, [(batch, 64, 64, 3)])
+    for size in sizes:
+        images = np.random.default_rng(size).normal(size=(size, 64, 64, 3)).astype(np.float32)
+        for found, expected in zip(in_onnx_runtime(model, images), jax.jit(detect)(images), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

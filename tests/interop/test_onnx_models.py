@@ -1,7 +1,11 @@
 """ONNX models of functions that call the operators, run by onnxruntime."""
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+import flax.linen
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,6 +159,28 @@ def test_nms_is_the_usual_one_after_an_export():
     before = suppress(*given)
     interop.model_to_onnx(suppress, given)
     jax.tree.map(np.testing.assert_array_equal, suppress(*given), before)
+
+
+def attributes():
+    modules = jnp, jax.lax, jax.nn, flax.linen, flax.nnx
+    classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    return {(owner, name): value for owner in (*modules, *classes) for name, value in vars(owner).items()}
+
+
+def replaced_by_exports():
+    before = attributes()
+    interop.model_to_onnx(jnp.sin, [(2,)])
+    with pytest.raises(ValueError, match="order must be 1"):
+        interop.model_to_onnx(partial(jax_dcn.map_coordinates, order=0), [(4, 5), (2, 3)])
+    after = attributes()
+    changed = (key for key in before.keys() | after.keys() if before.get(key) is not after.get(key))
+    return [f"{owner.__name__}.{name}" for owner, name in changed]
+
+
+def test_nothing_stays_replaced_after_exports():
+    """In a new process, where jax2onnx has not been imported yet."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(replaced_by_exports).result() == []
 
 
 def refused(function, *arrays, match):

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import print_saved_residuals
 
+import jax_dcn
 from tests.helpers.deform_conv.cases import assert_close, cast
 from tests.helpers.operators import CONVOLUTION, EACH_PRIMITIVE, each_operator, loss, of_some, pull_back
 
@@ -105,6 +107,27 @@ def test_scan(operator, wrap):
         for backend in (None, "reference")
     )
     assert_close(kernels, by_reference, 1e-3, 1e-3)
+
+
+@each_operator(*EACH_PRIMITIVE)
+def test_operators_saveable(operator, capsys):
+    """Saves the result, and so the forward kernels do not run again."""
+    policies, function, operands = jax.checkpoint_policies, loss_of(operator), operands_of(operator)
+    both = policies.save_from_both_policies(policies.dots_saveable, jax_dcn.operators_saveable)
+    only_dots, saved = (jax.checkpoint(function, policy=policy) for policy in (policies.dots_saveable, both))
+
+    def residuals(function):
+        print_saved_residuals(function, operands)
+        return capsys.readouterr().out
+
+    def kernels(function):
+        """The number of kernels in the backward pass. In one program with the forward pass, XLA may merge them."""
+        _, pullback = jax.vjp(function, operands)
+        return jax.jit(pullback).lower(1.0).compile().as_text().count('custom_call_target="dcn_')
+
+    assert "output of deform_" not in residuals(only_dots)
+    assert residuals(saved).count("output of deform_") == 1
+    assert kernels(function) == kernels(saved) < kernels(only_dots)
 
 
 def subsets(operator):

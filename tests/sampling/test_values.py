@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.ndimage
 from jax.scipy import ndimage
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -167,6 +168,17 @@ def test_jax_scipy(image, order, backend, mode, x64):
         read = cval if mode == "constant" else 0.0
         expected = with_gradients(of_scipy(order, mode, read), x, coordinates)
         assert_close(with_gradients(function, x, coordinates, cval), expected)
+
+
+@on_both
+@pytest.mark.parametrize("mode", MODES)
+def test_scipy_rounds_only_halves_outside_differently(mode, backend):
+    x, at = np.arange(7.0), np.arange(-40, 70) / 4
+    name_in_scipy = {"constant": "grid-constant", "wrap": "grid-wrap"}.get(mode, mode)
+    expected = scipy.ndimage.map_coordinates(x, [at], order=0, mode=name_in_scipy, cval=9)
+    differs = jax_dcn.map_coordinates(x, [at], 0, mode, 9, backend=backend) != expected
+    assert differs.any() == (mode != "nearest")
+    assert np.all((at[differs] % 1 == 0.5) & ((at[differs] < 0) | (at[differs] > 6)))
 
 
 def test_cval_may_be_traced(x64):

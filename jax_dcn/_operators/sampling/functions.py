@@ -118,7 +118,8 @@ def map_coordinates(
         integers are rounded, halves away from zero.
       coordinates: an array or a sequence of arrays, one for each of the one to three axes, of shapes that broadcast;
         float32, float64 or integers.
-      order: 0 for the nearest pixel, rounding halves away from zero, or 1 for linear interpolation.
+      order: 0 for the nearest pixel, rounding halves away from zero, as jax and not as SciPy, or 1 for linear
+        interpolation.
       mode: "constant", "nearest", "wrap", "mirror" or "reflect".
       cval: what pixels outside are with mode="constant"; a number or an array without dimensions.
       backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
