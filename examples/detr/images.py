@@ -218,12 +218,13 @@ def resized(height: int, width: int, size: Mapping[str, int]) -> tuple[int, int]
         return size["height"], size["width"]
     if "max_height" in size:
         factor = min(size["max_height"] / height, size["max_width"] / width)
-        return int(height * factor), int(width * factor)
+        return max(int(height * factor), 1), max(int(width * factor), 1)
     shorter, longer = sorted((height, width))
     edge = min(size["shortest_edge"], size["longest_edge"] * shorter / longer)
     short, long = round(edge), int(edge * longer / shorter)
     if short == shorter:  # the image stays, even if its longer side is a pixel too long
         return height, width
+    short = max(short, 1)
     return (short, long) if height <= width else (long, short)
 
 

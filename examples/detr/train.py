@@ -17,8 +17,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from examples.library import classes, precision, trainer
+from examples.library.augment import MIN_SIDE
 from examples.library.coco import Dataset
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
 
@@ -101,6 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             validation = validation.with_classes(checkpoint.labels)
         else:
             check_counts(dataset, options.objects, checkpoint.model.config.num_queries)
+            print_small_objects(dataset, min(options.sizes))
     except (OSError, ValueError) as error:
         parser.error(str(error))
     defaults = RECIPES[checkpoint.model_type]
@@ -148,6 +151,18 @@ def check_counts(dataset: Dataset, limit: int | None, queries: int) -> None:
         raise ValueError(
             f"--objects must be at most {queries}, the queries of the model, for {name} has {count} objects"
         )
+
+
+def print_small_objects(dataset: Dataset, side: int) -> None:
+    """Prints how many objects have a side below a pixel when their images are fitted into a square, if any."""
+    small = 0
+    for image in dataset.images:
+        info = dataset.annotations.imgs[image]
+        scale = side / np.array([info["width"], info["height"]])
+        for x0, y0, x1, y1 in (one["corners"] for one in dataset.objects(image)):
+            small += np.any(scale * (x1 - x0, y1 - y0) < MIN_SIDE)
+    if small:
+        print(f"{small} objects have a side below a pixel in images of {side} pixels, and are not trained on there.")
 
 
 if __name__ == "__main__":

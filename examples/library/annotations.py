@@ -5,10 +5,13 @@ docs/annotations.md explains the table of the fields, `FIELDS`.
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pycocotools import mask as rle
 
 from .augment import MIN_SIDE
 
@@ -34,7 +37,7 @@ def _is_label(value):
 
 
 ID = Field("a whole number or a text", _is_label)
-TEXT = Field("a text", lambda value: isinstance(value, str) and bool(value))
+TEXT = Field("a text", lambda value: isinstance(value, str) and bool(value.strip()))
 SIDE = Field("a positive whole number", lambda value: _is_number(value) and value >= 1 and value % 1 == 0)
 BOX = Field("a list of four numbers", lambda value: _is_list_of(_is_number, value) and len(value) == 4)
 AREA = Field("a number of at least 0", lambda value: _is_number(value) and value >= 0, None)
@@ -65,7 +68,7 @@ class _Entry(NamedTuple):
     value: Mapping[str, Any]
 
     def error(self, field: str, must_be: str) -> ValueError:
-        """That a field of the entry is missing or wrong."""
+        """The error for a field of the entry that is missing or wrong."""
         name = f" (id {self.value['id']})" if _is_label(self.value.get("id")) else ""
         got = repr(self.value[field]) if field in self.value else "nothing"
         got = got if len(got) <= 80 else f"{got[:80]} ..."
@@ -76,12 +79,12 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
     """The images, categories and annotations in a file, with the fields of `FIELDS`.
 
     Ids become 1, 2, ... in the order of the file, because pycocotools takes no texts and no 0. An annotation without an
-    area has that of its box. Each gets "corners": the part of its box inside the image, (x0, y0, x1, y1), or None if it
-    is not to be trained on, because it is a crowd, has `ignore`, or has no side of a pixel there, as in mmdet. Each
-    image gets "is_background": whether no annotation is of it.
+    area gets that of its box. Each annotation gets "corners": the part of its box inside the image, (x0, y0, x1, y1),
+    or None if it is not to be trained on, because it is a crowd, has `ignore`, or has a side below a pixel there, as in
+    mmdet. Each image gets "is_background": whether it has no annotation.
 
-    masks: whether each annotation must have a `segmentation`. As in Detectron2, polygons that are none are left out,
-    and objects that have no other, too. What is left out is logged.
+    masks: whether each annotation must have a `segmentation`. As in Detectron2, malformed polygons are left out, and so
+    are objects without any other. All such cases are counted and logged.
 
     Raises ValueError that names the file, the entry, the field, its value and what it must be.
     """
@@ -92,7 +95,8 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         image["is_background"] = True
     ids = {kind: _numbers(entries[kind], "id") for kind in FIELDS}
     _numbers(entries["categories"], "name")
-    left_out: Counter[str] = Counter()
+    _numbers(entries["images"], "file_name", os.path.normpath)
+    unusual: Counter[str] = Counter()
     annotations = []
     for entry, annotation in zip(entries["annotations"], found["annotations"], strict=True):
         for field, kind in (("image_id", "images"), ("category_id", "categories")):
@@ -102,17 +106,17 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         image = found["images"][annotation["image_id"] - 1]
         image["is_background"] = False
         if masks:
-            annotation["segmentation"] = _segmentation(entry, annotation["iscrowd"], image, left_out)
-            if not annotation["segmentation"]:
-                left_out["objects without a mask"] += 1
+            annotation["segmentation"] = _segmentation(entry, annotation["iscrowd"], image, unusual)
+            if not _has_pixels(annotation["segmentation"], image):
+                unusual["objects without a pixel in their mask"] += 1
                 continue
         if annotation["area"] is None:
             annotation["area"] = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
-        annotation["corners"] = _corners(annotation, image, left_out)
+        annotation["corners"] = _corners(annotation, image, unusual)
         annotations.append(annotation)
-    if left_out:
-        counts = ", ".join(f"{what} ({count})" for what, count in left_out.items())
-        logging.getLogger(__name__).warning("Left out of the training data of %s: %s.", path, counts)
+    if unusual:
+        counts = ", ".join(f"{what} ({count})" for what, count in unusual.items())
+        logging.getLogger(__name__).warning("%s has %s. docs/annotations.md says what becomes of them.", path, counts)
     numbered = {kind: [one | {"id": number} for number, one in enumerate(found[kind], 1)] for kind in FIELDS}
     return numbered | {"annotations": annotations}
 
@@ -147,31 +151,43 @@ def _checked(entry: _Entry, fields: Mapping[str, Field]) -> dict[str, Any]:
     return found
 
 
-def _numbers(entries: Sequence[_Entry], field: str) -> dict[int | str, int]:
-    """The numbers of the entries, from 1, by the value of a field, which must be different in all."""
+def _numbers(
+    entries: Sequence[_Entry], field: str, label: Callable[[Any], Any] = lambda value: value
+) -> dict[int | str, int]:
+    """The numbers of the entries, from 1, by the label of a field's value, which must be different in all."""
     numbers: dict[int | str, int] = {}
     for entry in entries:
-        if numbers.setdefault(entry.value[field], entry.number + 1) != entry.number + 1:
-            raise entry.error(field, f"different from that of {entry.kind}[{numbers[entry.value[field]] - 1}]")
+        first = numbers.setdefault(label(entry.value[field]), entry.number + 1) - 1
+        if first != entry.number:
+            raise entry.error(field, f"different from that of {entry.kind}[{first}]")
     return numbers
 
 
-def _corners(annotation, image, left_out):
+def _corners(annotation, image, unusual):
     """The part of a box inside its image, or None."""
     x, y, width, height = annotation["bbox"]
     x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
     if annotation["iscrowd"]:
-        left_out["crowds"] += 1
+        unusual["crowds"] += 1
     elif annotation["ignore"]:
-        left_out["objects with `ignore`"] += 1
+        unusual["objects with `ignore`"] += 1
     elif min(x1 - x0, y1 - y0) < MIN_SIDE:
-        left_out["boxes with a side below a pixel inside their image"] += 1
+        unusual["boxes with a side below a pixel inside their image"] += 1
     else:
+        if max(x0 - x, y0 - y, x + width - x1, y + height - y1) > MIN_SIDE:
+            unusual["boxes that leave their image by more than a pixel"] += 1
         return (x0, y0, x1, y1)
     return None
 
 
-def _segmentation(entry, is_crowd, image, left_out):
+def _has_pixels(segmentation, image):
+    if isinstance(segmentation, Mapping):
+        counts = segmentation["counts"]
+        return any((run_lengths(counts) if isinstance(counts, str) else counts)[1::2])
+    return bool(segmentation) and rle.area(rle.frPyObjects(segmentation, image["height"], image["width"])).any()
+
+
+def _segmentation(entry, is_crowd, image, unusual):
     """The mask of an annotation as pycocotools takes it: polygons, none if there is no good one, or run lengths."""
     value = entry.value.get("segmentation")
     if value is None and not is_crowd:
@@ -183,7 +199,7 @@ def _segmentation(entry, is_crowd, image, left_out):
         if size != [image["height"], image["width"]] or not is_whole or sum(counts) != size[0] * size[1]:
             raise entry.error("segmentation", RUN_LENGTHS)
         return {"size": size, "counts": value["counts"]}
-    polygons = value or []
+    polygons = [] if value is None else value
     if not isinstance(polygons, list) or not all(_is_list_of(_is_coordinate, polygon) for polygon in polygons):
         raise entry.error("segmentation", f"{POLYGONS}, or {RUN_LENGTHS}")
     farthest = REACH * max(image["width"], image["height"])
@@ -193,7 +209,7 @@ def _segmentation(entry, is_crowd, image, left_out):
         if len(polygon) >= 6 and len(polygon) % 2 == 0 and all(abs(number) <= farthest for number in polygon)
     ]
     if len(good) < len(polygons):
-        left_out["malformed polygons"] += len(polygons) - len(good)
+        unusual["malformed polygons"] += len(polygons) - len(good)
     return good
 
 

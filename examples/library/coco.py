@@ -1,5 +1,6 @@
 """Images with annotations in the format of COCO, and the order in which a training takes them."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,12 +21,13 @@ class ImageError(ValueError):
 
 
 class Dataset(NamedTuple):
-    """Annotations, the folder of their images, the names of a model's classes, and the category of each class.
+    """Annotations, their file and the folder of their images, the names of a model's classes, and the category of each.
 
     A category is None if the annotations do not have the class.
     """
 
     annotations: COCO
+    path: Path
     folder: Path
     names: list[str]
     categories: list[int | None]
@@ -71,8 +73,8 @@ class Dataset(NamedTuple):
                 categories[place] = category
             elif category in used:
                 raise ValueError(
-                    f"the annotations of {self.folder} must have objects of the model's classes, {_some(names)}, but "
-                    f"have some of the class {name!r}"
+                    f"{self.path} must have objects of the model's classes, {some(names)}, but has some of the class "
+                    f"{name!r}"
                 )
         return self._replace(names=list(names), categories=categories)
 
@@ -84,15 +86,14 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     missing.
     """
     content = read_annotations(annotations, masks)
-    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    present = {entry.name for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
     names = [image["file_name"] for image in content["images"]]
     missing = [name for name in names if name not in present and not (folder / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} must have the images of {annotations}, but lacks {_some(missing)}")
+        raise FileNotFoundError(f"{folder} must have the images of {annotations}, but lacks {some(missing)}")
     categories = content["categories"]
-    return Dataset(
-        precision.indexed(content), folder, [one["name"] for one in categories], [one["id"] for one in categories]
-    )
+    ids = [one["id"] for one in categories]
+    return Dataset(precision.indexed(content), annotations, folder, [one["name"] for one in categories], ids)
 
 
 def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, np.random.Generator]]:
@@ -133,14 +134,11 @@ def fitted_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, in
     (72, 96)
     """
     factor = min(size[0] / height, size[1] / width)
-    return min(size[0], round(height * factor)), min(size[1], round(width * factor))
+    return min(size[0], max(round(height * factor), 1)), min(size[1], max(round(width * factor), 1))
 
 
 def open_image(dataset: Dataset, image: int) -> Image.Image:
-    """An image in RGB, as it is to be seen: turned as its EXIF data says.
-
-    Its size must be that in the annotations. Of 16 bits, the 8 highest are kept.
-    """
+    """An image, as by `opened`. Its size must be that in the annotations."""
     info = dataset.annotations.imgs[image]
     path = dataset.folder / info["file_name"]
     pixels = opened(path)
@@ -153,22 +151,25 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
 
 
 def opened(path: Path) -> Image.Image:
-    """The image in a file, in RGB. Raises ImageError, which names the file, if it is none."""
+    """The image in a file, as by `rgb`. Raises ImageError, which names the file, if it cannot be read."""
     try:
         return rgb(Image.open(path))
-    except OSError as error:
+    except Exception as error:  # damaged files cause errors of many kinds
         raise ImageError(f"{path} must be an image: {error}") from error
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode in RGB, turned as its EXIF data says."""
+    """An image of 8 or 16 bits a channel in RGB, turned as its EXIF data says. Of 16 bits, the highest 8 are kept."""
+    if image.mode in ("I", "F"):
+        raise ValueError(f"it must have 8 or 16 bits a channel, but has 32 (mode {image.mode})")
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("RGB")
 
 
-def _some(listed: Iterable[Any]) -> str:
+def some(listed: Iterable[Any]) -> str:
+    """The first of several names, and how many more there are."""
     listed = list(listed)
     more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return ", ".join(map(str, listed[:SHOWN])) + more

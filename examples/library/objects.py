@@ -60,7 +60,10 @@ def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
     files = []
     for path in images:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        files += [file for file in inside if file == path or file.suffix.lower() in readable]
+        found = [file for file in inside if file == path or file.suffix.lower() in readable]
+        if len(found) < len(inside):
+            print(f"{len(inside) - len(found)} entries of {path} are skipped, because their names are not of images.")
+        files += found
     if not files:
         raise ValueError(f"the folders must have images, got {', '.join(map(str, images))}")
     folder = out.with_suffix("") if out.suffix == ".png" else out

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .coco import Dataset, read
+from .coco import Dataset, read, some
 from .precision import indexed
 
 POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience"}
@@ -21,7 +21,7 @@ RANGES = {  # of other numbers, which otherwise must not be negative
     "seed": (0, 2**32 - 1),
 }
 # The scores of a data set without images, which are NaN, have the names of all scores.
-NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []}), Path(), [], [])
+NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []}), Path(), Path(), [], [])
 
 
 def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> argparse.ArgumentParser:
@@ -93,21 +93,27 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
     Prints which images and objects are not trained on. Raises ValueError if there are no objects.
     """
     dataset = read(options.annotations, options.images, masks)
-    validation = read(*options.validation, masks).with_classes(dataset.names) if options.validation else None
+    validation = read(*options.validation, masks) if options.validation else None
+    if validation and not options.evaluate_only:
+        validation = validation.with_classes(dataset.names)
     for one in filter(None, (dataset, validation)):
         if not one.images_with_objects:
-            raise ValueError(
-                f"the annotations of {one.folder} must have objects to train on" + masks * ", or pass --boxes-only"
-            )
+            raise ValueError(f"{one.path} must have objects to train on" + masks * ", or pass --boxes-only")
     if not options.evaluate_only:
         _print_what_is_left_out(dataset, options)
     return dataset, validation
 
 
 def _print_what_is_left_out(dataset, options):
-    background = len(dataset.background_images)
+    background, whole = len(dataset.background_images), len(dataset.images_with_objects)
     if background and not options.background:
         print(f"{background} images without annotations are not trained on. --background trains on them, too.")
+    if len(dataset.images) > background + whole:
+        print(f"{len(dataset.images) - background - whole} images are not trained on, because their objects are not.")
+    used = {one["category_id"] for image in dataset.images for one in dataset.objects(image)}
+    unused = [name for name, category in zip(dataset.names, dataset.categories, strict=True) if category not in used]
+    if unused:
+        print(f"Classes without an object to train on: {some(unused)}")
     most = options.objects or max(dataset.counts)
     beyond = [count - most for count in dataset.counts if count > most]
     if beyond:

@@ -1,6 +1,9 @@
 """Annotations in the format of COCO: what is accepted, what is left out, and what is refused."""
 
+import argparse
+import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +17,11 @@ pytest.importorskip("orbax.checkpoint")
 from pycocotools import mask as rle
 
 from examples.detr import data as detr
-from examples.detr.train import check_counts
+from examples.detr.train import check_counts, print_small_objects
 from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, run_lengths
 from examples.library.coco import read
+from examples.library.options import read_data
 from examples.rcnn import coco as rcnn
 
 pytestmark = [
@@ -63,7 +67,7 @@ WRONG = {
     "image_id": [None, "5", 6],
     "category_id": [None, "3", 4],
     "file_name": [None, "", 3],
-    "name": [None, "", 3],
+    "name": [None, "", " ", 3],
     "width": [None, "20", 0, 20.5, True, float("nan")],
     "height": [None, "10", -1],
     "bbox": [None, [1, 2, 3], [1, 2, 3, "4"], [1, 2, float("nan"), 4], [1, 2, 3, 10**400], {"x": 1}, [[1, 2, 3, 4]]],
@@ -103,6 +107,16 @@ def test_each_field(kind, field, folder):
             content() | {"categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "cat"}]},
             r"name of categories\[1\] .* must be different from that of categories\[0\], got 'cat'",
         ),
+        (
+            content()
+            | {
+                "images": [
+                    one | {"file_name": name}
+                    for one, name in zip(content()["images"], ("a.png", "./a.png"), strict=True)
+                ]
+            },
+            r"file_name of images\[1\] \(id 1\) .* must be different from that of images\[0\], got './a.png'",
+        ),
         (content() | {"images": content()["images"][:1]}, r"image_id of annotations\[1\] .* must be an id of images"),
     ],
 )
@@ -113,6 +127,7 @@ def test_annotations_that_do_not_fit(annotations, message, folder):
 
 def test_missing_images(folder):
     (folder / "b.png").unlink()
+    (folder / "b.png").mkdir()
     with pytest.raises(FileNotFoundError, match=r"must have the images of .*, but lacks b.png"):
         read(*written(folder, content()))
 
@@ -152,15 +167,23 @@ def test_boxes_that_leave_the_image(folder):
         assert_array_equal(example.boxes, np.reshape(expected, (-1, 4)))
 
 
-@pytest.mark.parametrize("change", [{"iscrowd": 1}, {"ignore": 1}, {"bbox": [2, 2, 0, 3]}])
-def test_what_is_left_out_is_said(change, folder, caplog):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"iscrowd": 1}, "crowds (1)"),
+        ({"ignore": 1}, "objects with `ignore` (1)"),
+        ({"bbox": [2, 2, 0, 3]}, "boxes with a side below a pixel inside their image (1)"),
+        ({"bbox": [2, 2, 30, 3]}, "boxes that leave their image by more than a pixel (1)"),
+        ({}, ""),
+    ],
+)
+def test_what_is_unusual_is_said(change, said, folder, caplog):
     dataset = read(*written(folder, content(**change)))
-    assert dataset.images_with_objects == [1] and dataset.background_images == []
-    (message,) = caplog.messages
-    assert message.endswith("(1).") and "Left out of the training data of" in message
-    caplog.clear()
-    read(*written(folder, content()))
-    assert caplog.messages == []
+    assert dataset.images_with_objects == ([1, 2] if "leave" in said or not change else [1])
+    assert dataset.background_images == []
+    assert caplog.messages == (
+        [f"{dataset.path} has {said}. docs/annotations.md says what becomes of them."] if said else []
+    )
 
 
 NAN = float("nan")
@@ -178,6 +201,8 @@ NAN = float("nan")
         ([[*SQUARE, 3]], 0),
         ([[NAN, *SQUARE[1:]]], 0),
         ([[1e9, *SQUARE[1:]], SQUARE], 1),
+        ([[0.1, 0.1, 0.4, 0.1, 0.4, 0.4, 0.1, 0.4]], 0),
+        ([[30, 2, 38, 2, 38, 8, 30, 8]], 0),
     ],
 )
 def test_polygons(segmentation, polygons, folder, caplog):
@@ -186,6 +211,7 @@ def test_polygons(segmentation, polygons, folder, caplog):
     objects = dataset.objects(2)
     assert len(objects) == bool(polygons) == len(dataset.annotations.anns) - 1
     assert all(one["segmentation"] == [SQUARE] for one in objects)
+    assert ("objects without a pixel in their mask (1)" in str(caplog.messages)) == (not polygons)
     assert bool(caplog.messages) == (segmentation != [SQUARE])
     assert dataset.background_images == []
     (batch,) = rcnn.training_batches(dataset, rcnn.Loading((10, 20), 1, mirrors=False), range(1))
@@ -197,6 +223,8 @@ def test_polygons(segmentation, polygons, folder, caplog):
     "segmentation",
     [
         None,
+        False,
+        "",
         "2,2,8,8",
         SQUARE,
         [[[2, 2], [8, 2], [8, 8]]],
@@ -272,6 +300,32 @@ def test_background(folder):
 
 def test_the_page_has_all_fields():
     page = (Path(__file__).parents[2] / "docs/annotations.md").read_text()
-    for kind, fields in FIELDS.items():
-        for field in [*fields, "segmentation"]:
-            assert f"| `{field}` |" in page, (kind, field)
+    fields = [(kind, field) for kind, of_kind in FIELDS.items() for field in of_kind]
+    rows = re.findall(r"^\| (\w*) ?\| `(\w+)` \|", page, re.MULTILINE)
+    kinds = itertools.accumulate((kind for kind, _ in rows), lambda last, kind: kind or last)
+    assert [*zip(kinds, (field for _, field in rows), strict=True)] == [*fields, ("annotations", "segmentation")]
+
+
+def test_what_a_command_says_before_it_trains(folder, capsys):
+    """Of four images: one is trained on, one has only a crowd, one is background, and one has objects of no size."""
+    made = content()
+    made["images"] = [made["images"][0] | {"id": name, "file_name": f"{name}.png"} for name in "abcd"]
+    one = made["annotations"][0]
+    made["annotations"] = [
+        one | {"id": 1, "image_id": "a", "bbox": [1, 2, 1.5, 4]},
+        one | {"id": 2, "image_id": "b", "iscrowd": 1},
+        one | {"id": 3, "image_id": "c", "bbox": [1, 2, 0, 4]},
+    ]
+    made["categories"].append({"id": 4, "name": "dog"})
+    for name in "cd":
+        Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
+    options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False)
+    options.annotations, options.images = written(folder, made)
+    dataset, _ = read_data(options)
+    print_small_objects(dataset, 10)
+    assert capsys.readouterr().out.splitlines() == [
+        "1 images without annotations are not trained on. --background trains on them, too.",
+        "2 images are not trained on, because their objects are not.",
+        "Classes without an object to train on: dog",
+        "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
+    ]

@@ -13,7 +13,7 @@ pytest.importorskip("pycocotools")
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import open_image, read
+from examples.library.coco import ImageError, open_image, opened, read
 from examples.library.gradients import gradients
 from examples.library.objects import pictures
 
@@ -50,9 +50,15 @@ def test_images_that_do_not_fit(folder):
     dataset = read(*written(folder, changed("images", width=40)))
     with pytest.raises(ValueError, match="must have the width and height 40 x 10 of its annotations, got 20 x 10"):
         open_image(dataset, 1)
-    (folder / "a.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"a.png must be an image"):
-        open_image(dataset, 1)
+    whole = (folder / "a.png").read_bytes()
+    for damaged in (b"no image", b"", whole[:60], whole[:8] + b"\0\0\0\5" + whole[12:]):
+        (folder / "a.png").write_bytes(damaged)
+        with pytest.raises(ImageError, match=r"a.png must be an image"):
+            open_image(dataset, 1)
+    for mode in ("I", "F"):
+        Image.new(mode, (20, 10)).save(folder / "a.tif")
+        with pytest.raises(ImageError, match=r"a.tif must be an image: it must have 8 or 16 bits a channel"):
+            opened(folder / "a.tif")
 
 
 def test_turned_images_and_images_of_16_bits(folder):
