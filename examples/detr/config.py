@@ -1,8 +1,11 @@
 """The settings of the models, by the names that they have in a config.json of transformers."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from examples import hgnet
 from examples.resnet.model import STAGES, Layout
@@ -25,21 +28,29 @@ def backbone_layout(config: Mapping[str, Any]) -> Layout:
     if kind not in ("resnet", "rt_detr_resnet", "timm_backbone"):
         raise ValueError(f"backbone_config.model_type must be resnet, rt_detr_resnet or timm_backbone, got {kind!r}")
     if kind == "timm_backbone":
-        require(config, backbone=(*TIMM_BASIC_DEPTHS, *TIMM_DEPTHS))
-        name, out_indices = config["backbone"], tuple(config.get("out_indices") or COARSE_STAGES)
+        require(config, backbone=(*TIMM_BASIC_DEPTHS, *TIMM_DEPTHS), num_channels=3, output_stride=None)
+        name, out_indices = config["backbone"], _out_indices(config)
         if name in TIMM_BASIC_DEPTHS:
             return Layout(False, 64, BASIC_SIZES, TIMM_BASIC_DEPTHS[name], "basic", out_indices=out_indices)
         return Layout(depths=TIMM_DEPTHS[name], out_indices=out_indices)
-    require(config, layer_type=("bottleneck", "basic"), hidden_act="relu", downsample_in_first_stage=False)
-    known = {"out_indices": COARSE_STAGES} | _known(Layout, config) | _out_indices(config)
-    return Layout(**known | {"deep": kind == "rt_detr_resnet"})
+    layer_types = ("bottleneck", "basic")
+    require(config, num_channels=3, layer_type=layer_types, hidden_act="relu", downsample_in_first_stage=False)
+    for name in ("hidden_sizes", "depths"):
+        values = config.get(name) or BASIC_SIZES
+        if len(values) != len(BASIC_SIZES) or min(values) < 1:
+            raise ValueError(f"{name} must have a positive number for each of four stages in the config, got {values}")
+    return Layout(**_known(Layout, config) | {"deep": kind == "rt_detr_resnet", "out_indices": _out_indices(config)})
 
 
-def _out_indices(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The stages in the config of a backbone that names them."""
-    if not config.get("out_features"):
-        return {}
-    return {"out_indices": tuple(int(name.removeprefix("stage")) for name in config["out_features"])}
+def _out_indices(config: Mapping[str, Any], stages: int = 4) -> tuple[int, ...]:
+    """The stages whose features a backbone returns, by default the last one."""
+    indices = config.get("out_indices") or [-1]
+    if names := config.get("out_features"):
+        indices = [0 if name == "stem" else int(re.sub("stage|layer", "", name)) for name in names]
+    found = tuple(index % (stages + 1) for index in indices)
+    if 0 in found:
+        raise ValueError(f"out_features and out_indices must name stages in the config, not the stem, got {indices}")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +81,24 @@ class DeformableDetrConfig:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The settings in a config.json."""
-        require(config, position_embedding_type="sine", dilation=False, activation_function=tuple(ACTIVATIONS))
+        require(
+            config,
+            position_embedding_type="sine",
+            dilation=False,
+            tie_word_embeddings=True,
+            activation_function=tuple(ACTIVATIONS),
+        )
         if config.get("two_stage") and not config.get("with_box_refine"):
             raise ValueError("a config with two_stage must also have with_box_refine")
+        if not config.get("backbone_config"):
+            require(config, use_timm_backbone=True)
         levels = [2, 3, 4] if config.get("num_feature_levels", cls.num_feature_levels) > 1 else [4]
-        timm = {"model_type": "timm_backbone", "backbone": config.get("backbone") or "resnet50", "out_indices": levels}
+        timm = {"model_type": "timm_backbone", "backbone": config.get("backbone") or "resnet50"}
+        timm |= config.get("backbone_kwargs") or {"out_indices": levels}
         backbone = backbone_layout(config.get("backbone_config") or timm)
-        return cls(**_known(cls, config) | {"backbone": backbone, "num_labels": len(label_names(config))})
+        settings = cls(**_known(cls, config) | {"backbone": backbone, "num_labels": len(label_names(config))})
+        _check(settings, config)
+        return settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,20 +145,45 @@ class RTDetrConfig:
             config,
             normalize_before=False,
             eval_size=None,
+            anchor_image_size=None,
             learn_initial_query=False,
+            tie_word_embeddings=True,
             encoder_activation_function=tuple(ACTIVATIONS),
             activation_function=tuple(ACTIVATIONS),
             decoder_activation_function=tuple(ACTIVATIONS),
             decoder_method=("default", "discrete"),
         )
+        if not config.get("backbone_config"):
+            require(config, backbone=None)
         known = _known(cls, config) | {"backbone": cls._backbone(config), "num_labels": len(label_names(config))}
         if config["model_type"] == "rt_detr":
             known["decoder_offset_scale"] = None
-        return cls(**known)
+        settings = cls(**known)
+        settings._check_maps(config)
+        return settings
 
     @staticmethod
     def _backbone(config: Mapping[str, Any]) -> Any:
-        return backbone_layout(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})
+        default = {"model_type": "rt_detr_resnet", "out_indices": COARSE_STAGES}
+        return backbone_layout(config.get("backbone_config") or default)
+
+    def _check_maps(self, config: Mapping[str, Any]) -> None:
+        """Raises if settings that follow from others in all models that transformers can run have other values."""
+        _check(self, config)
+        maps, kind = len(self.backbone.out_indices), config["model_type"]
+        channels = {"encoder_in_channels": [512, 1024, 2048], "decoder_in_channels": [256] * 3} | config
+        stated = {
+            "len(encoder_in_channels)": len(channels["encoder_in_channels"]),
+            "decoder_in_channels": list(channels["decoder_in_channels"]),
+            "decoder_n_levels": config.get("decoder_n_levels", 3),
+            "encoder_hidden_dim": self.encoder_hidden_dim,
+        }
+        expected = {"len(encoder_in_channels)": maps, "decoder_in_channels": [self.encoder_hidden_dim] * maps}
+        if kind == "rt_detr_v2":
+            expected["decoder_n_levels"] = self.num_feature_levels
+        if kind != "d_fine" and self.num_feature_levels > maps + 1:
+            expected["encoder_hidden_dim"] = self.d_model  # transformers makes further layers for d_model
+        require(stated, **expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +206,8 @@ class DFineConfig(RTDetrConfig):
     @property
     def distribution(self) -> Distribution:
         """The bins of distances."""
-        return Distribution(self.max_num_bins, self.up, self.reg_scale)
+        # Files have these two in float32.
+        return Distribution(self.max_num_bins, *(abs(float(np.float32(value))) for value in (self.up, self.reg_scale)))
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -169,9 +217,10 @@ class DFineConfig(RTDetrConfig):
 
     @staticmethod
     def _backbone(config: Mapping[str, Any]) -> Any:
-        backbone = config.get("backbone_config") or {}
-        require(backbone, model_type="hgnet_v2", hidden_act="relu")
-        return hgnet.Layout(**_known(hgnet.Layout, backbone) | _out_indices(backbone))
+        backbone = config.get("backbone_config") or {"out_indices": COARSE_STAGES}
+        require(backbone, model_type="hgnet_v2", hidden_act="relu", num_channels=3)
+        layout = hgnet.Layout(**_known(hgnet.Layout, backbone))
+        return dataclasses.replace(layout, out_indices=_out_indices(backbone, len(layout.stage_out_channels)))
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:
@@ -188,6 +237,14 @@ def require(config: Mapping[str, Any], **supported: Any) -> None:
         choices = values if isinstance(values, tuple) else (values,)
         if name in config and config[name] not in choices:
             raise ValueError(f"{name} must be {' or '.join(map(repr, choices))} in the config, got {config[name]!r}")
+
+
+def _check(settings: "DeformableDetrConfig | RTDetrConfig", config: Mapping[str, Any]) -> None:
+    """Raises if second names of settings have other values, or if the backbone returns more maps than are used."""
+    require(config, hidden_size=settings.d_model, num_attention_heads=settings.encoder_attention_heads)
+    maps, levels = len(settings.backbone.out_indices), settings.num_feature_levels
+    if levels < maps:
+        raise ValueError(f"num_feature_levels must be at least {maps}, the number of the backbone's maps, got {levels}")
 
 
 def _known(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """D-FINE: Peng et al., Redefine Regression Task in DETRs as Fine-grained Distribution Refinement, arXiv:2410.13842."""
 
+from dataclasses import replace
 from functools import partial
 
 import flax.linen as nn
@@ -54,7 +55,7 @@ class SCDown(nn.Module):
 
 
 class Gate(nn.Module):
-    """A learned mean of two arrays, normalised."""
+    """A learned mean of two arrays, normalised; the config's `layer_norm_eps` does not hold here."""
 
     options: LayerOptions
 
@@ -63,7 +64,7 @@ class Gate(nn.Module):
         both = jnp.concatenate([x, y], -1)
         gate = nn.Dense(both.shape[-1], kernel_init=nn.initializers.zeros, dtype=self.options.dtype, name="gate")(both)
         first, second = jnp.split(jax.nn.sigmoid(gate), 2, -1)
-        return self.options.norm("norm")(first * x + second * y)
+        return replace(self.options, epsilon=1e-5).norm("norm")(first * x + second * y)
 
 
 class LocationQuality(nn.Module):

@@ -6,8 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from examples.resnet.model import Layout
+
+from .config import backbone_layout
+
 HEADS = ("class_embed", "bbox_embed")
 KINDS = {"convolution": "conv", "normalization": "bn"}
+OF_BINS = {"up": 0.5, "reg_scale": 4.0}  # settings of D-FINE, and their defaults
 LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
 Rules = dict[str, str | Callable[[re.Match[str]], str]]
 
@@ -64,12 +69,12 @@ TO_FILES_OF_RT_DETR: Rules = {
 }
 
 
-def _resnet_to_files(deep: bool) -> Rules:
-    """Of a ResNet; a `deep` one is ResNet-vd, in which a mean comes before the convolution of a strided shortcut."""
+def _resnet_to_files(layout: Layout) -> Rules:
+    """Of a ResNet; in those that take means, these come before the convolution of a strided shortcut."""
     kinds = {short: long for long, short in KINDS.items()}
 
     def stem(match):
-        number = f"{int(match[2]) - 1}." if deep else ""
+        number = f"{int(match[2]) - 1}." if layout.deep else ""
         return f"backbone.embedder.embedder.{number}{kinds[match[1]]}."
 
     def block(match):
@@ -77,8 +82,10 @@ def _resnet_to_files(deep: bool) -> Rules:
         return f"backbone.encoder.stages.{int(match[1]) - 1}.layers.{match[2]}.{layer}."
 
     def shortcut(match):
-        place = "shortcut.1" if deep and int(match[1]) > 1 else "shortcut"
-        return f"backbone.encoder.stages.{int(match[1]) - 1}.layers.{match[2]}.{place}.{list(KINDS)[int(match[3])]}."
+        stage = int(match[1]) - 1
+        takes_means = stage > 0 and layout.takes_means(*layout.hidden_sizes[stage - 1 : stage + 1])
+        place = "shortcut.1" if takes_means else "shortcut"
+        return f"backbone.encoder.stages.{stage}.layers.{match[2]}.{place}.{list(KINDS)[int(match[3])]}."
 
     return {
         r"^backbone\.(conv|bn)(\d)\.": stem,
@@ -121,8 +128,9 @@ def in_file(name: str, config: Mapping[str, Any]) -> str:
     rules = TO_FILES if is_deformable_detr else TO_FILES | TO_FILES_OF_RT_DETR
     # D-FINE's backbone and those of timm have the names of these models.
     default = {"model_type": "rt_detr_resnet" if config["model_type"].startswith("rt_detr") else None}
-    if (config.get("backbone_config") or default)["model_type"] in ("resnet", "rt_detr_resnet"):
-        rules = _resnet_to_files(deep=not is_deformable_detr) | rules
+    backbone = config.get("backbone_config") or default
+    if backbone["model_type"] in ("resnet", "rt_detr_resnet"):
+        rules = _resnet_to_files(backbone_layout(backbone)) | rules
     name = _apply(rules, name)
     name = re.sub(r"^backbone\.", "backbone.conv_encoder.model." if is_deformable_detr else "backbone.model.", name)
     if name.startswith(HEADS):
@@ -153,25 +161,38 @@ def rename(state: Mapping[str, np.ndarray], heads: Mapping[str, int]) -> dict[st
     return source
 
 
+def constants(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays that a file has for settings, by the ends of their names: quotients of points, and D-FINE's bins."""
+    kind, arrays = config["model_type"], {}
+    if quotient := {"rt_detr_v2": "n_points_scale", "d_fine": "num_points_scale"}.get(kind):
+        points = config.get("decoder_n_points", 4)
+        counts = points if isinstance(points, (list, tuple)) else [points] * config.get("num_feature_levels", 3)
+        arrays[f"encoder_attn.{quotient}"] = np.concatenate([np.full(count, 1 / count, np.float32) for count in counts])
+    if kind == "d_fine":
+        for key, value in OF_BINS.items():
+            arrays[f"decoder.{key}"] = np.full(1, config.get(key, value), np.float32)
+    return arrays
+
+
+def with_constants(config: dict[str, Any], state: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The config with the settings of D-FINE's bins in a file, which transformers prefers to those of the config."""
+    read = {end: (state[f"model.{end}"], array) for end, array in constants(config).items() if f"model.{end}" in state}
+    changed = {end: float(found[0]) for end, (found, known) in read.items() if found[0] != known[0]}
+    return config | {end.removeprefix("decoder."): value for end, value in changed.items()}
+
+
 def derived(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays that a file has beside parameters: counters of batch normalisations, and quotients of points."""
-    arrays: dict[str, np.ndarray] = {}
-    if config["model_type"] == "d_fine":
-        defaults = {"up": 0.5, "reg_scale": 4.0}
-        arrays |= {
-            f"model.decoder.{key}": np.full(1, config.get(key, value), np.float32) for key, value in defaults.items()
-        }
+    """The arrays that a file has beside parameters: `constants`, and counters of batch normalisations."""
+    known = constants(config)
+    arrays = {f"model.{end}": array for end, array in known.items() if end.startswith("decoder.")}
     frozen = config["model_type"] == "deformable_detr" or config.get("freeze_backbone_batch_norms", True)
     for name in names:
         module = name.rpartition(".")[0]
         if name.endswith(".running_var") and not (frozen and ".backbone." in name):
             arrays[f"{module}.num_batches_tracked"] = np.zeros((), np.int64)
-        quotient = {"rt_detr_v2": "n_points_scale", "d_fine": "num_points_scale"}.get(config["model_type"])
-        if quotient and name.endswith("encoder_attn.sampling_offsets.bias"):
-            points = config.get("decoder_n_points", 4)
-            counts = points if isinstance(points, (list, tuple)) else [points] * config.get("num_feature_levels", 3)
-            place = f"{module.removesuffix('.sampling_offsets')}.{quotient}"
-            arrays[place] = np.concatenate([np.full(count, 1 / count, np.float32) for count in counts])
+        if name.endswith("encoder_attn.sampling_offsets.bias"):
+            layer = module.removesuffix("encoder_attn.sampling_offsets")
+            arrays |= {layer + end: array for end, array in known.items() if end.startswith("encoder_attn.")}
     return arrays
 
 

@@ -30,7 +30,6 @@ MODELS = {
     "d_fine": (DFine, DFineConfig),
 }
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-IGNORED = ("num_batches_tracked", "n_points_scale", "num_points_scale", "decoder.up", "decoder.reg_scale")
 INIT_SIZE = 64  # sides of the images for which parameters are made
 OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed")  # parameters that depend on the classes
 
@@ -61,9 +60,12 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     """
     folder = Path(folder)
     config = read_config(folder / "config.json")
-    model = make_model(config, dtype)
+    make_model(config)  # raises if the config is not supported, before the weights are read
     processor = _read_processor(folder / "preprocessor_config.json", config["model_type"])
-    return Checkpoint(model, fill(model, _weights(folder), config), config, processor)
+    state = _weights(folder)
+    config = names.with_constants(config, state)
+    model = make_model(config, dtype)
+    return Checkpoint(model, fill(model, state, config), config, processor)
 
 
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
@@ -110,10 +112,16 @@ def fill(
     model: nn.Module, state: Mapping[str, np.ndarray], config: Mapping[str, Any], dtype: DTypeLike = "float32"
 ) -> dict[str, Any]:
     """The variables of the model of a config.json, from a state dict with the names in files or in models of
-    transformers, all of which must be used."""
+    transformers, all of which must be used, or follow from the config."""
     like = shapes(model, dtype)
     heads = {kind: sum(name.startswith(f"{kind}_") for name in like["params"]) for kind in names.HEADS}
-    source = names.rename({name: array for name, array in state.items() if not name.endswith(IGNORED)}, heads)
+    constants = names.constants(config)
+    for name, array in state.items():
+        for end, constant in constants.items():
+            if name.endswith(end) and not np.array_equal(array, constant.astype(array.dtype)):
+                raise ValueError(f"{name!r} has other values in the checkpoint than follow from its config")
+    ignored = ("num_batches_tracked", *constants)
+    source = names.rename({name: array for name, array in state.items() if not name.endswith(ignored)}, heads)
     expected = {names.of_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(like)[0]}
     missing = sorted(names.in_file(name, config) for name in expected - source.keys())
     unexpected = sorted(source[name] for name in source.keys() - expected)

@@ -29,7 +29,8 @@ class Layout:
     """The sizes and the form of a ResNet, by the names of transformers.
 
     layer_type: "bottleneck", blocks of 1x1, 3x3 and 1x1 convolutions, or "basic", of two 3x3 convolutions.
-    deep: ResNet-vd, whose stem is three 3x3 convolutions and whose strided shortcuts take means.
+    deep: ResNet-vd, whose stem is three 3x3 convolutions and whose strided shortcuts take means. As in transformers,
+    those of basic blocks do so only if they change the number of channels.
     downsample_in_bottleneck: the first 1x1 convolution of a block has its stride, and not the 3x3 convolution.
     out_indices: the stages whose features are returned, from 1 to 4.
     """
@@ -41,6 +42,10 @@ class Layout:
     layer_type: str = "bottleneck"
     downsample_in_bottleneck: bool = False
     out_indices: tuple[int, ...] = (1, 2, 3, 4)
+
+    def takes_means(self, before: int, after: int) -> bool:
+        """Whether a strided shortcut between these numbers of channels takes means."""
+        return self.deep and (self.layer_type == "bottleneck" or before != after)
 
 
 class FrozenBatchNorm(nn.Module):
@@ -91,8 +96,9 @@ class Block(nn.Module):
 
     def _shortcut(self, x):
         stride = self.stride
-        if self.layout.deep and stride == 2:
-            x, stride = nn.avg_pool(x, (2, 2), strides=(2, 2)), 1
+        if stride == 2 and self.layout.takes_means(x.shape[-1], self.features):
+            x = nn.avg_pool(x, (2, 2), strides=(2, 2), padding="SAME", count_include_pad=False)
+            stride = 1
         return self.norm(name="downsample_1")(self.conv(self.features, (1, 1), strides=stride, name="downsample_0")(x))
 
 

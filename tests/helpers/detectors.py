@@ -95,6 +95,31 @@ CONFIGS["d_fine_affine"] = _SHARED | {
     "top_prob_values": 2,
     "lqe_hidden_dim": 12,
 }
+CONFIGS |= {
+    "deformable_detr_deep": _DEFORMABLE_DETR
+    | {
+        "backbone_config": {
+            "model_type": "rt_detr_resnet",
+            "layer_type": "basic",
+            "embedding_size": 8,
+            "hidden_sizes": [8, 12, 12, 24],
+            "depths": [1, 2, 1, 1],
+            "out_indices": [-3, -2, -1],
+        },
+        "num_feature_levels": 5,
+    },
+    "d_fine_two_maps": CONFIGS["d_fine_affine"]
+    | {
+        "backbone_config": CONFIGS["d_fine_affine"]["backbone_config"] | {"out_features": ["stage3", "stage4"]},
+        "encoder_in_channels": [16, 24],
+        "decoder_in_channels": [16, 16],
+        "encode_proj_layers": [1],
+        "layer_norm_eps": 1e-2,
+        "max_num_bins": 6,
+        "reg_scale": -3.7,
+        "up": 0.3,
+    },
+}
 
 
 def images(config):
@@ -117,20 +142,21 @@ def write(folder, config, shapes):
     from safetensors.numpy import save_file
 
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(state(shapes), folder / "model.safetensors")
+    save_file(state(config, shapes), folder / "model.safetensors")
 
 
-def state(shapes):
-    """Random arrays. Those that models derive, such as the quotients 1 / points, are what they must be."""
+def state(config, shapes):
+    """Random arrays. Those that follow from the config, such as the quotients 1 / points, are what they must be."""
     arrays = checkpoints.fill(shapes)
     for name, shape in shapes.items():
         if "n_points_scale" in name:
-            arrays[name] = np.full(shape, 1 / 3, np.float32)
+            arrays[name] = np.full(shape, 1 / config["decoder_n_points"], np.float32)
         elif "num_points_scale" in name:
-            points = CONFIGS["d_fine_affine"]["decoder_n_points"]
-            arrays[name] = np.concatenate([np.full(count, 1 / count, np.float32) for count in points])
+            arrays[name] = np.concatenate(
+                [np.full(count, 1 / count, np.float32) for count in config["decoder_n_points"]]
+            )
         elif name.endswith(("decoder.up", "decoder.reg_scale")):
-            arrays[name] = np.float32([CONFIGS["d_fine_affine"][name.rpartition(".")[2]]])
+            arrays[name] = np.float32([config[name.rpartition(".")[2]]])
     return arrays
 
 
