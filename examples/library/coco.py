@@ -153,7 +153,8 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
 def opened(path: Path) -> Image.Image:
     """The image in a file, as by `rgb`. Raises ImageError, which names the file, if it cannot be read."""
     try:
-        return rgb(Image.open(path))
+        with Image.open(path) as image:
+            return rgb(image)
     except Exception as error:  # damaged files cause errors of many kinds
         raise ImageError(f"{path} must be an image: {error}") from error
 

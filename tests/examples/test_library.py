@@ -51,7 +51,7 @@ def test_images_that_do_not_fit(folder):
     with pytest.raises(ValueError, match="must have the width and height 40 x 10 of its annotations, got 20 x 10"):
         open_image(dataset, 1)
     whole = (folder / "a.png").read_bytes()
-    for damaged in (b"no image", b"", whole[:60], whole[:8] + b"\0\0\0\5" + whole[12:]):
+    for damaged in (b"no image", b"", whole[:40], whole[:8] + b"\0\0\0\5" + whole[12:]):
         (folder / "a.png").write_bytes(damaged)
         with pytest.raises(ImageError, match=r"a.png must be an image"):
             open_image(dataset, 1)
