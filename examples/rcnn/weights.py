@@ -112,7 +112,7 @@ def names_in(content: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     found.append(_saved(content, "classes"))
     listed = {_checked_names(names, classes) for names in found if names is not None} - {()}
     if len(listed) > 1:
-        raise ValueError(f"it must name its classes once, got {' and '.join(map(repr, listed))}")
+        raise ValueError(f"it must name its classes once, got {' and '.join(map(repr, sorted(listed)))}")
     return listed.pop() if listed else ()
 
 

@@ -189,13 +189,13 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
     nested = [one for one in _with_arrays(values.items()) if one not in state]
     if nested:
         raise Unreadable(
-            f"{nested[0]!r} in {str(path)!r} must be an array, as what is beside it, but holds arrays; key may be "
-            f"{_candidates(inside)}"
+            f"{nested[0]!r} in {str(path)!r} lies among arrays and holds arrays itself, which would be left out; "
+            f"key may be {_candidates(inside)}"
         )
     left_out = [repr(one) for one in _with_arrays(content.items()) if one != name] if name and key is None else []
     if left_out:
         logging.getLogger(__name__).warning(
-            "%r: the arrays of %r are loaded. Others are left out: %s. The argument key of load may be %s",
+            "%r: the arrays of %r are loaded. Others are left out: %s. The argument key of interop.load may be %s",
             *(str(path), name, ", ".join(left_out), _candidates(inside)),
         )
     return state

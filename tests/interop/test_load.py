@@ -129,7 +129,10 @@ def test_nested_state_dicts(arrays, tmp_path):
 def test_arrays_inside_what_lies_beside_arrays(content, named, tmp_path):
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps(content(np.ones(2))))
-    with pytest.raises(ValueError, match=rf"{named!r} in .*model.pkl' must be an array, .*; key may be one of \["):
+    with pytest.raises(
+        ValueError,
+        match=rf"{named!r} in .*model.pkl' lies among arrays and holds arrays itself, .*; key may be one of \[",
+    ):
         interop.load(path, weights_only=False)
 
 
