@@ -224,11 +224,29 @@ class DFineConfig(RTDetrConfig):
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:
-    """The names of the classes in a config.json, which has two unnamed ones if it says nothing else."""
-    named = config.get("id2label")
+    """The names of the classes in a config.json, which has two unnamed ones if it says nothing else.
+
+    Raises ValueError if `id2label` does not name the classes 0, 1, 2, ..., or `num_labels` or `label2id` contradicts.
+    """
+    count, named, numbers = (config.get(field) for field in ("num_labels", "id2label", "label2id"))
     if named is None:
-        return [f"LABEL_{index}" for index in range(config.get("num_labels", 2))]
-    return [named[key] for key in sorted(named, key=int)]
+        if count is not None and (type(count) is not int or count < 1):
+            raise ValueError(f"num_labels must be a positive integer, got {count!r}")
+        named = {str(index): f"LABEL_{index}" for index in range(count or 2)}
+    by_number = {str(key): name for key, name in named.items()} if isinstance(named, Mapping) else {}
+    names = [by_number.get(str(index)) for index in range(len(by_number))]
+    if not names or len(names) < len(named) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"id2label must have a text for each of the keys '0', '1', '2' and so on, got {named!r}")
+    if count not in (None, len(names)):
+        raise ValueError(f"num_labels must be {len(names)}, as many as id2label has, got {count!r}")
+    pairs = {(name, str(index)) for index, name in enumerate(names)}
+    if numbers is not None and not (
+        isinstance(numbers, Mapping)
+        and numbers.keys() == set(names)
+        and all((name, str(number)) in pairs for name, number in numbers.items())
+    ):
+        raise ValueError(f"label2id must have the names and the numbers of id2label, got {numbers!r}")
+    return names
 
 
 def require(config: Mapping[str, Any], **supported: Any) -> None:

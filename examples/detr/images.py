@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
@@ -14,6 +15,7 @@ from .decoder import Outputs
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
+TINY, LARGEST = (float(value) for value in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # normal numbers
 SIDES, EDGES, LIMITS = ("height", "width"), ("shortest_edge", "longest_edge"), ("max_height", "max_width")
 PROCESSORS = {  # of transformers, by the type of the model
     "deformable_detr": "DeformableDetrImageProcessor",
@@ -58,9 +60,16 @@ def _is_size(value: Any, *names: tuple[str, str]) -> bool:
     return all(type(side) is int and side > 0 for side in value.values())
 
 
-def _is_colour(value: Any) -> bool:
-    listed = value if isinstance(value, list) and len(value) == 3 else [value]
-    return all(type(number) in (int, float) for number in listed)
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value >= TINY
+
+
+def _is_one_or_three(fits: Callable[[Any], bool], value: Any) -> bool:
+    return all(map(fits, value)) if isinstance(value, list) and len(value) == 3 else fits(value)
 
 
 # The settings that change images: the switches, and the settings that each of them uses.
@@ -75,10 +84,10 @@ SETTINGS = {
             lambda value: type(value) is int and value in range(6), "the number of a filter of PIL, 0 to 5", None
         ),
     },
-    "do_rescale": {"rescale_factor": Rule(lambda value: type(value) in (int, float), "a number", 1.0)},
+    "do_rescale": {"rescale_factor": Rule(_is_positive, "a positive number", 1.0)},
     "do_normalize": {
-        "image_mean": Rule(_is_colour, "a number or a list of three", 0.0),
-        "image_std": Rule(lambda value: _is_colour(value) and np.all(value), "a number or a list of three, not 0", 1.0),
+        "image_mean": Rule(partial(_is_one_or_three, _is_number), "a finite number or a list of three", 0.0),
+        "image_std": Rule(partial(_is_one_or_three, _is_positive), "a positive number or a list of three", 1.0),
     },
     "do_pad": {
         "pad_size": Rule(
@@ -185,8 +194,8 @@ def _options(model_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if type(options["pad_size"]) is int:
         options["pad_size"] = [options["pad_size"]] * 2
     for key in ("size", "pad_size"):
-        if isinstance(options[key], list):
-            options[key] = dict(zip(SIDES, options[key], strict=False))
+        if isinstance(options[key], list) and len(options[key]) == len(SIDES):
+            options[key] = dict(zip(SIDES, options[key], strict=True))
     return options
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from examples.library import classes, precision, trainer
 from examples.library.augment import MIN_SIDE
 from examples.library.coco import Dataset
+from examples.library.files import read_object
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
 
 from . import weights
@@ -136,7 +137,7 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
             print(classes.described(dataset.names, found.labels), end="")
             found = weights.adapt(found, dataset.names, key)
     else:
-        config = weights.read_config(options.config)
+        config = read_object(options.config)
         if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
             config = {"freeze_backbone_batch_norms": False} | config
         found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)

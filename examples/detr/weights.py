@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from examples.library import classes
-from examples.library.files import replaced
+from examples.library.files import check_finite, listed, read_object, replaced
 from jax_dcn import interop
 
 from . import names
@@ -59,12 +60,20 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     dtype: of the model's products and convolutions, by default that of the parameters, float32.
     """
     folder = Path(folder)
-    config = read_config(folder / "config.json")
-    make_model(config)  # raises if the config is not supported, before the weights are read
-    processor = _read_processor(folder / "preprocessor_config.json", config["model_type"])
+    path, processor_path = folder / "config.json", folder / "preprocessor_config.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} must have {path.name}, as a checkpoint of transformers has")
+    config = read_object(path)
+    with _naming(path):
+        make_model(config)  # raises if the config is not supported, before the weights are read
+    settings = read_object(processor_path) if processor_path.exists() else {}
+    with _naming(processor_path):
+        processor = Preprocessor.from_json(config["model_type"], settings)
     state = _weights(folder)
+    check_finite(state, folder)
     config = names.with_constants(config, state)
-    model = make_model(config, dtype)
+    with _naming(path):
+        model = make_model(config, dtype)
     return Checkpoint(model, fill(model, state, config), config, processor)
 
 
@@ -127,7 +136,7 @@ def fill(
     unexpected = sorted(source[name] for name in source.keys() - expected)
     if missing or unexpected:
         raise ValueError(
-            f"the checkpoint does not fit its config: missing {_some(missing)}; unexpected {_some(unexpected)}"
+            f"the checkpoint does not fit its config: missing {listed(missing)}; unexpected {listed(unexpected)}"
         )
     return interop.from_torch({name: state[known] for name, known in source.items()}, like)
 
@@ -172,20 +181,11 @@ def criterion(checkpoint: Checkpoint) -> Criterion:
     return RTDetrLosses()
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Reads a JSON file of a checkpoint."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path.parent} must have {path.name}, as a checkpoint of transformers has")
+@contextmanager
+def _naming(path):
+    """Adds the name of the file to errors of what it contains."""
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
-
-
-def _read_processor(path, model_type):
-    settings = read_config(path) if path.exists() else {}
-    try:
-        return Preprocessor.from_json(model_type, settings)
+        yield
     except ValueError as error:
         raise ValueError(f"{path} does not fit: {error}") from error
 
@@ -196,10 +196,15 @@ def _weights(folder):
         raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
     if path.suffix != ".json":
         return interop.load(path)
-    parts = sorted(set(read_config(path)["weight_map"].values()))
-    return {name: array for part in parts for name, array in interop.load(folder / part).items()}
-
-
-def _some(listed, most=6):
-    shown = ", ".join(map(repr, listed[:most])) or "nothing"
-    return shown + (f" and {len(listed) - most} more" if len(listed) > most else "")
+    files = read_object(path).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ValueError(f"{path} must have a weight_map, which names the file of each array")
+    parts = {file: interop.load(folder / file) for file in sorted(set(files.values()))}
+    missing = [name for name, file in files.items() if name not in parts[file]]
+    unexpected = sorted({name for part in parts.values() for name in part} - files.keys())
+    if missing or unexpected:
+        raise ValueError(
+            f"the files in the weight_map of {path} do not fit: missing {listed(missing)}; "
+            f"unexpected {listed(unexpected)}"
+        )
+    return {name: parts[file][name] for name, file in files.items()}

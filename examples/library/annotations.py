@@ -3,7 +3,6 @@
 docs/annotations.md explains the table of the fields, `FIELDS`.
 """
 
-import json
 import logging
 import os
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from pycocotools import mask as rle
 
 from .augment import MIN_SIDE
+from .files import read_json
 
 LARGEST = 1e9  # of numbers, in pixels or square pixels
 REACH = 10  # how many sides of its image a polygon may leave it; pycocotools takes memory for each pixel of its outline
@@ -121,12 +121,14 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
     return numbered | {"annotations": annotations}
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file contains. Raises ValueError, which names the file, if it is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
+def read_names(path: Path) -> list[str]:
+    """The names of the categories in a file, in its order. Raises ValueError as `read`."""
+    entries = _entries(path, read_json(path), "categories")
+    for entry in entries:
+        _checked(entry, FIELDS["categories"])
+    for field in FIELDS["categories"]:
+        _numbers(entries, field)
+    return [entry.value["name"] for entry in entries]
 
 
 def _entries(path, content, kind):

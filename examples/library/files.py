@@ -1,10 +1,13 @@
-"""Files that are complete whenever they exist, and JSON that every reader takes."""
+"""Files that are complete whenever they exist, JSON that every reader takes, and checks of what is read."""
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 
 
 @contextlib.contextmanager
@@ -27,3 +30,45 @@ def to_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     """
     finite = json.loads(json.dumps(value, default=default), parse_constant=lambda _: None)
     return json.dumps(finite, allow_nan=False)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file contains. Raises ValueError, which names the file, if it is none, or repeats a name."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """As `read_json`, but also raises ValueError for JSON that is no object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be an object of JSON, got {json.dumps(content)[:80]}")
+    return content
+
+
+def _without_repetition(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in an object")
+    return content
+
+
+def check_finite(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    """Raises ValueError, which names the file and the arrays, if any of them has values that are not finite."""
+    floating = {name: array for name, array in arrays.items() if jnp.issubdtype(array.dtype, jnp.inexact)}
+    wrong = [name for name, array in floating.items() if not np.isfinite(array).all()]
+    if wrong:
+        raise ValueError(f"the weights in {path} must be finite, but those in {listed(wrong)} are not")
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first names in words.
+
+    >>> listed(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    shown = ", ".join(map(repr, names[:most])) or "nothing"
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

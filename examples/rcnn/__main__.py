@@ -1,10 +1,11 @@
 """Detect objects with mmdet's Faster R-CNN or Mask R-CNN with deformable convolutions, in Flax.
 
 python -m examples.rcnn mask_rcnn_r50_fpn_mdconv_c3-c5_1x_coco.pth photo.jpg
-python -m examples.rcnn out/rcnn/model.npz photo.jpg --names annotations.json --threshold 0.3 --out found.png
-python -m examples.rcnn out/rcnn/model.npz FOLDER --names annotations.json --out found    # all images of a folder
+python -m examples.rcnn out/rcnn/model.npz photo.jpg --threshold 0.3 --out found.png
+python -m examples.rcnn out/rcnn/model.npz FOLDER --out found    # all images of a folder
 
-model.npz is what `python -m examples.rcnn.train` has written.
+model.npz is what `python -m examples.rcnn.train` has written. If a checkpoint does not name its classes, pass
+--names annotations.json, a file of what it was trained on.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from examples.library import objects
-from examples.library.annotations import read_json
+from examples.library.annotations import read_names
 from examples.library.coco import opened
 
 from .config import Config
@@ -57,15 +58,16 @@ def class_names(annotations: Path | None, config: Config) -> Sequence[str]:
     numbers."""
     if annotations is None:
         return config.names or [f"class {index}" for index in range(config.classes)]
-    content = read_json(annotations)
-    categories = content.get("categories") if isinstance(content, dict) else None
-    if not categories or not all(isinstance(one, dict) and "name" in one for one in categories):
-        raise ValueError(f"{annotations} must have categories with names, as files of COCO's format do")
-    if len(categories) != config.classes:
+    names = read_names(annotations)
+    if len(names) != config.classes:
+        raise ValueError(f"{annotations} must have the {config.classes} categories of the checkpoint, got {len(names)}")
+    other = [pair for pair in zip(names, config.names or names, strict=True) if len({*pair}) > 1]
+    if other:
         raise ValueError(
-            f"{annotations} must have the {config.classes} categories of the checkpoint, got {len(categories)}"
+            f"{annotations} must have the classes of the checkpoint in the same order, which has {other[0][1]!r} in "
+            f"place of {other[0][0]!r}; without --names, classes have the names in the checkpoint"
         )
-    return [category["name"] for category in categories]
+    return names
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, help="a whole config of mmdet, for a checkpoint without one")
     set_help = "settings that differ from those in the checkpoint, such as style=caffe mean=[103.53,116.28,123.675]"
-    add("--set", nargs="+", metavar="NAME=VALUE", default=[], help=set_help)
+    add("--set", nargs="+", action="extend", metavar="NAME=VALUE", default=[], help=set_help)
     add("--trust", action="store_true", help="run code in the checkpoint, if it cannot be read without")
 
 
@@ -27,6 +27,8 @@ def read_checkpoint(options: argparse.Namespace, dtype: Dtype | None = None) -> 
     """The model and the variables of the checkpoint in options, as by `load`."""
     config = options.config.read_text() if options.config else None
     settings = dict(map(_setting, options.set))
+    if len(settings) < len(options.set):
+        raise ValueError(f"--set must name each setting once, got {' '.join(options.set)}")
     try:
         return load(options.checkpoint, not options.trust, config=config, settings=settings, dtype=dtype)
     except ValueError as error:  # whose advice is for programs

@@ -246,7 +246,10 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
     if loaded:
         model, variables = with_names(loaded[0], dataset), loaded[1]
         if options.evaluate_only and not model.config.names:
-            raise ValueError(f"the annotations must have the {model.config.classes} categories of the checkpoint")
+            raise ValueError(
+                f"the checkpoint does not name its {model.config.classes} classes, so the annotations must have as "
+                f"many categories, got {len(dataset.names)}"
+            )
         if options.evaluate_only:
             validation = validation.with_classes(model.config.names)
         else:

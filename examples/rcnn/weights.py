@@ -14,7 +14,7 @@ import numpy as np
 from flax.typing import Dtype
 
 from examples.library import classes
-from examples.library.files import replaced
+from examples.library.files import check_finite, replaced
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -55,15 +55,15 @@ def load(
     Raises ValueError if a checkpoint is of another model, or its config has what is not implemented.
     """
     path = Path(path)
-    content = checkpoint.read(path, weights_only)
-    state = renamed(checkpoint.arrays_of(content, path))
+    content, state = _read(path, weights_only)
     check_names(state)
     try:
         found = settings_in(content) if config is None else settings_of(config)
         made = with_settings(config_of(state), found or {})
+        made = replace(made, names=names_in(content, made.classes))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    made = replace(with_settings(made, settings or {}), names=names_in(content, made.classes))
+    made = with_settings(made, settings or {})
     known = {*(found or {}), *(settings or {})}
     assumed = [f"{name}={json.dumps(value)}" for name, value in made.settings.items() if name not in known]
     if assumed:
@@ -71,6 +71,14 @@ def load(
         logging.getLogger(__name__).warning("%s %s config of mmdet. Assumed: %s", path, lacking, ", ".join(assumed))
     model = RCNN(made, dtype)
     return model, fill(model, state)
+
+
+def _read(path, weights_only):
+    """What a file contains, and its arrays with the newest names of mmdet."""
+    content = checkpoint.read(path, weights_only)
+    state = checkpoint.arrays_of(content, path)
+    check_finite(state, path)
+    return content, renamed(state)
 
 
 def save(path: Path, model: RCNN, variables: dict[str, Any]) -> None:
@@ -84,31 +92,53 @@ def save(path: Path, model: RCNN, variables: dict[str, Any]) -> None:
 
 def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:
     """The settings in what a file contains: those that `save` writes, or those of mmdet's config; None without any."""
-    if "settings" in content:
-        return json.loads(str(content["settings"]))
-    meta = _meta(content)
+    settings = _saved(content, "settings")
+    if not isinstance(settings, dict | None):
+        raise ValueError(f"its settings must be an object of JSON, got {settings!r}")
+    if settings is not None:
+        return settings
+    meta = _mapping(content, "meta")
     text = meta.get("cfg", meta.get("config"))  # mmdet 3, mmdet 2
     return settings_of(text) if isinstance(text, str) else None
 
 
 def names_in(content: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """The names of classes in what a file contains: those that `save` or mmdet writes; () if there are none."""
-    if "classes" in content:
-        return tuple(json.loads(str(content["classes"])))
-    meta = _meta(content)
-    data = meta.get("dataset_meta")
-    found = {**meta, **(data if isinstance(data, Mapping) else {})}  # mmdet 2, mmdet 3
-    names = found.get("classes") or found.get("CLASSES") or ()
-    names = (names,) if isinstance(names, str) else tuple(map(str, names))
-    if names and len(names) != classes:
-        logging.getLogger(__name__).warning("The checkpoint has %s classes, but names %s.", classes, len(names))
-        return ()
-    return names
+    """The names of classes in what a file contains: those that `save` or mmdet writes; () if there are none.
+
+    Raises ValueError if they are not as many texts as there are classes.
+    """
+    meta = _mapping(content, "meta")
+    found = [of.get(key) for of in (meta, _mapping(meta, "dataset_meta")) for key in ("classes", "CLASSES")]
+    found.append(_saved(content, "classes"))
+    listed = {_checked_names(names, classes) for names in found if names is not None} - {()}
+    if len(listed) > 1:
+        raise ValueError(f"it must name its classes once, got {' and '.join(map(repr, sorted(listed)))}")
+    return listed.pop() if listed else ()
 
 
-def _meta(content):
-    meta = content.get("meta")
-    return meta if isinstance(meta, Mapping) else {}
+def _checked_names(names, classes):
+    listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"its names of classes must be a list of texts, got {names!r}")
+    if listed and len(listed) != classes:
+        raise ValueError(f"it must name its {classes} classes, got {len(listed)} names")
+    return tuple(listed)
+
+
+def _saved(content, name):
+    """The value of a text that `save` has written, or None. Other tools may store something else under this name."""
+    text = content.get(name)
+    if not isinstance(text, np.ndarray) or text.dtype.kind != "U":
+        return None
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its {name} must be JSON: {error}") from error
+
+
+def _mapping(content, name):
+    value = content.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def renamed(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -207,8 +237,7 @@ def with_backbone(model: RCNN, path: Path, key: jax.Array, weights_only: bool = 
     Convolutions that become deformable have zero offsets. The file decides the depth and, if it has a config of mmdet,
     what the backbone needs of it.
     """
-    content = checkpoint.read(path, weights_only)
-    state = renamed(checkpoint.arrays_of(content, path))
+    content, state = _read(path, weights_only)
     try:
         settings = {name: value for name, value in (settings_in(content) or {}).items() if name in OF_BACKBONE}
     except ValueError as error:

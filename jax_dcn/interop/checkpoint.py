@@ -1,8 +1,9 @@
 """Reads checkpoint files."""
 
+import logging
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ _KEYS = ("state_dict", "model", "params", "model_state_dict", "net")  # under wh
 _AVERAGES = {  # averaged weights, and whose code evaluates them
     "ema.module": "RT-DETR and D-FINE",
     "params_ema": "BasicSR",
-    "ema_state_dict": "mmengine",
-    "model_ema": "timm and Co-DETR",
+    "state_dict_ema": "timm",
 }
 _DEEPEST = 4  # names in a key
 
@@ -29,7 +29,9 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
         Detectron2's ``.pkl``; or ``.npz``.
       key: The key of the state dict in the file, such as "params_ema", or with dots, such as "ema.module" of RT-DETR's
         and D-FINE's authors. None looks for "state_dict" (mmdet), "model" (Detectron2, maskrcnn-benchmark), "params"
-        (EDVR), "model_state_dict" and "net", and otherwise takes the whole file.
+        (EDVR), "model_state_dict" and "net", and otherwise takes the whole file. A logged warning names other arrays in
+        the file, unless they are of an optimizer. In files of mmengine, "state_dict" has the averaged weights, and
+        "ema_state_dict" those that are not averaged.
       weights_only: True runs no code in the file: objects of classes that torch does not know, such as the logs in a
         checkpoint of mmengine, are left out. False reads them as well, and runs code in the file: use it only for files
         that you trust. A ``.pkl`` file needs it.
@@ -39,8 +41,8 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
 
     Raises:
       ValueError: For a file of another kind, a damaged one, one that torch refuses, one without arrays, an array that
-        NumPy cannot hold, such as a quantised or sparse tensor, or an object among the arrays that was left out. The
-        message names the file, and such an array.
+        NumPy cannot hold, such as a quantised or sparse tensor, an object among the arrays that was left out, or a
+        mapping or a list among the arrays that holds more of them. The message names the file, and such an array.
       OSError: For a file that is missing or must not be read.
       ImportError: If the package that reads such files is not installed.
 
@@ -184,7 +186,34 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
     state = {name: to_array(name, value, path) for name, value in values.items() if _is_array(value)}
     if not state:
         raise Unreadable(f"{str(path)!r} holds no arrays by name; key may be {_candidates(inside)}")
+    nested = [one for one in _with_arrays(values.items()) if one not in state]
+    if nested:
+        raise Unreadable(
+            f"{nested[0]!r} in {str(path)!r} lies among arrays and holds arrays itself, which would be left out; "
+            f"key may be {_candidates(inside)}"
+        )
+    left_out = [repr(one) for one in _with_arrays(content.items()) if one != name] if name and key is None else []
+    if left_out:
+        logging.getLogger(__name__).warning(
+            "%r: the arrays of %r are loaded. Others are left out: %s. The argument key of interop.load may be %s",
+            *(str(path), name, ", ".join(left_out), _candidates(inside)),
+        )
     return state
+
+
+def _with_arrays(values: Iterable[tuple[Any, Any]], depth: int = _DEEPEST) -> Iterator[Any]:
+    """The names of values that are arrays or hold some, other than those of optimizers."""
+    for name, value in values:
+        inside: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, Mapping | list | tuple):
+            inside = value.items() if isinstance(value, Mapping) else enumerate(value)
+        holds_arrays = _is_array(value) or (depth > 0 and any(True for _ in _with_arrays(inside, depth - 1)))
+        if holds_arrays and not _is_of_optimizer(name):
+            yield name
+
+
+def _is_of_optimizer(name: Any) -> bool:
+    return "optimizer" in str(name)
 
 
 def _inside(content: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -199,6 +228,7 @@ def _inside(content: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, 
 def _candidates(inside: Mapping[str, Mapping[str, Any]]) -> str:
     """The keys of mappings that hold arrays, and which of them are evaluated by those who trained them."""
     names = [name for name, values in inside.items() if any(map(_is_array, values.values()))]
+    names = [name for name in names if not _is_of_optimizer(name)]
     evaluated = [f"; {users} evaluate {name!r}" for name, users in _AVERAGES.items() if name in names]
     return f"one of {names}{''.join(evaluated)}"
 

@@ -17,7 +17,7 @@ from examples.library.coco import read
 from examples.rcnn import RCNN, Config
 from examples.rcnn.coco import average_precision, results
 from examples.rcnn.detector import Detections
-from examples.rcnn.weights import PER_CLASS, adapt, names_in, shapes
+from examples.rcnn.weights import PER_CLASS, adapt, names_in, settings_in, shapes
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
@@ -92,16 +92,41 @@ def test_heads_of_rcnn_follow_their_classes(monkeypatch):
         ({"meta": {"dataset_meta": {"classes": ("cat", "dog")}}}, ("cat", "dog")),
         ({"meta": {"dataset_meta": {"CLASSES": ["cat", "dog"]}}}, ("cat", "dog")),
         ({"meta": {"CLASSES": ("cat", "dog")}}, ("cat", "dog")),
-        ({"meta": {"CLASSES": ("cat",)}}, ()),
+        ({"meta": {"CLASSES": "cat"}}, ("cat",)),
+        ({"meta": {"CLASSES": None, "dataset_meta": {"classes": ()}}}, ()),
         ({"meta": {}}, ()),
         ({}, ()),
         ({"classes": np.array('["cat", "dog"]')}, ("cat", "dog")),
+        ({"classes": np.array("null")}, ()),
+        ({"classes": 80, "settings": "of another tool"}, ()),
     ],
 )
-def test_names_in_checkpoints(content, names, caplog):
-    assert names_in(content, 2) == names
-    assert caplog.messages == (["The checkpoint has 2 classes, but names 1."] if "('cat',)" in str(content) else [])
-    assert names_in({"meta": {"CLASSES": "cat"}}, 1) == ("cat",)
+def test_names_in_checkpoints(content, names):
+    assert names_in(content, len(names) or 2) == names
+    assert settings_in(content) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *(
+            ({"meta": {"CLASSES": names}}, "its names of classes must be a list of texts, got ")
+            for names in ({0: "cat"}, (("a", "b"), "c"), np.array(["cat", "dog"]), 80, ["cat", None])
+        ),
+        ({"meta": {"dataset_meta": {"classes": ["cat"]}}}, "it must name its 2 classes, got 1 names"),
+        ({"classes": np.array('["cat", "dog", "fox"]')}, "it must name its 2 classes, got 3 names"),
+        ({"classes": np.array("2")}, "its names of classes must be a list of texts, got 2"),
+        ({"classes": np.array("cat, dog")}, "its classes must be JSON: Expecting value"),
+        ({"classes": np.array(["cat", "dog"])}, "its classes must be JSON: Expecting value"),
+        (
+            {"meta": {"CLASSES": ["cat", "dog"]}, "classes": np.array('["dog", "cat"]')},
+            "it must name its classes once, got .*'cat'.* and ",
+        ),
+    ],
+)
+def test_names_in_checkpoints_that_are_refused(content, message):
+    with pytest.raises(ValueError, match=message):
+        names_in(content, 2)
 
 
 CATEGORIES = {

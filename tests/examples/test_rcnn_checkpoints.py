@@ -175,6 +175,24 @@ def test_settings_go_with_a_model(small, tmp_path, caplog, monkeypatch):
     assert load(tmp_path / "b.npz")[0] == model and not caplog.text
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": np.array('["cat"]')}, "it must name its .* classes, got 1 names"),
+        ({"settings": np.array("[]")}, r"its settings must be an object of JSON, got \[\]"),
+        ({"settings": np.array("{")}, "its settings must be JSON: "),
+        ({"backbone.bn1.running_mean": np.array([0, np.nan])}, "finite, but those in 'backbone.bn1.running_mean' are"),
+    ],
+)
+def test_files_that_are_refused(changes, message, small, tmp_path):
+    np.savez(tmp_path / "a.npz", **small | changes)
+    with pytest.raises(ValueError, match=f"a.npz.*{message}"):
+        load(tmp_path / "a.npz")
+    if "classes" not in changes:
+        with pytest.raises(ValueError, match=f"a.npz.*{message}"):
+            weights.with_backbone(None, tmp_path / "a.npz", None)
+
+
 def test_files_of_mmengine(small, text, tmp_path):
     torch = pytest.importorskip("torch")
     tensors = {

@@ -59,6 +59,10 @@ def validation(digits_folder):
         (command, ["--checkpoint", "a", "--backbone", "b"], "only one of --checkpoint and --backbone must"),
         (command, ["--set", "style=caffe"], "--config and --set must be given with --checkpoint"),
         (command, ["--checkpoint", "a.npz", "--set", "style"], "--set must be NAME=VALUE, got 'style'"),
+        *(
+            (command, ["--checkpoint", "a.npz", "--set", *pairs], "--set must name each setting once, got bgr=true")
+            for pairs in (["bgr=true", "bgr=false"], ["bgr=true", "--set", "bgr=false"])
+        ),
         (command, ["--checkpoint", "a.npz"], "No such file or directory: 'a.npz'"),
         (draw, ["a.npz", "a.png", "--threshold", "2"], "--threshold must be between 0 and 1, got 2.0"),
         (draw, ["a.npz", "a.png", "--scale", "0", "5"], "--scale must be positive, got [0, 5]"),
@@ -72,6 +76,14 @@ def test_options_that_do_not_fit(main, options, message, data, tmp_path, monkeyp
     (tmp_path / "a.pkl").write_bytes(b"")
     with pytest.raises(SystemExit):
         main([*data, *options] if main is command else options)
+    assert message in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_other_classes_that_have_no_names(data, validation, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (RCNN(Config(classes=7)), {}))
+    with pytest.raises(SystemExit):
+        command([*data, *validation, "--checkpoint", "a.npz", "--evaluate-only"])
+    message = "does not name its 7 classes, so the annotations must have as many categories, got 10"
     assert message in capsys.readouterr().err
 
 
@@ -89,17 +101,30 @@ def test_the_scores_that_may_be_best(masks, data, validation, tmp_path, monkeypa
         assert "--best must be one of box AP, box AP50, box AP75" in capsys.readouterr().err
 
 
+NAMES = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+
+
 def test_names_of_classes(tmp_path):
     path = tmp_path / "names.json"
-    for content, message in {
-        "{": "names.json must be JSON",
-        '{"categories": [{"id": 1}]}': "must have categories with names",
-        "[]": "must have categories with names",
-        '{"categories": [{"id": 1, "name": "cat"}]}': "must have the 2 categories of the checkpoint, got 1",
-    }.items():
-        path.write_text(content)
+    for categories, message in (
+        ([{"id": 1}], r"name of categories\[0\] \(id 1\) in .*names.json must be a text, got nothing"),
+        ([{"id": 1, "name": None}, NAMES[1]], r"name of categories\[0\] .* must be a text, got None"),
+        ([NAMES[0], {"id": 2, "name": 7}], r"name of categories\[1\] .* must be a text, got 7"),
+        ([NAMES[0], {"id": 2, "name": "cat"}], r"name of categories\[1\] .* must be different from that of"),
+        ([NAMES[0], {"id": 1, "name": "dog"}], r"id of categories\[1\] .* must be different from that of"),
+        (3, "names.json must have categories"),
+        (NAMES[:1], "names.json must have the 2 categories of the checkpoint, got 1"),
+    ):
+        path.write_text(json.dumps({"categories": categories}))
         with pytest.raises(ValueError, match=message):
             class_names(path, Config(classes=2))
+    path.write_text(json.dumps({"categories": NAMES}))
+    for known in ((), ("cat", "dog")):
+        assert class_names(path, Config(known, 2)) == ["cat", "dog"]
+    with pytest.raises(
+        ValueError, match=r"names.json must have the classes .*, which has 'dog' in place of 'cat'; wit"
+    ):
+        class_names(path, Config(("dog", "cat"), 2))
     assert class_names(None, Config(("cat", "dog"), 2)) == ("cat", "dog")
     assert class_names(None, Config(classes=2)) == ["class 0", "class 1"]
 

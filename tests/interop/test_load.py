@@ -1,6 +1,7 @@
 """Checkpoint files."""
 
 import pickle
+import re
 
 import ml_dtypes
 import numpy as np
@@ -115,6 +116,58 @@ def test_nested_state_dicts(arrays, tmp_path):
     for key, message in ((None, "holds no arrays by name; key may be "), ("ema.x", "key must be ")):
         with pytest.raises(ValueError, match=message + candidates):
             interop.load(path, key=key, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (lambda one: {"state_dict": {"head": one, "backbone": {"conv": one}}}, "backbone"),
+        (lambda one: {"head": one, "parts": {0: [one]}}, "parts"),
+        (lambda one: {"model": {"head": one, "levels": [one, one]}}, "levels"),
+    ],
+)
+def test_arrays_inside_what_lies_beside_arrays(content, named, tmp_path):
+    path = tmp_path / "model.pkl"
+    path.write_bytes(pickle.dumps(content(np.ones(2))))
+    with pytest.raises(
+        ValueError,
+        match=rf"{named!r} in .*model.pkl' lies among arrays and holds arrays itself, .*; key may be one of \[",
+    ):
+        interop.load(path, weights_only=False)
+
+
+OTHER_ARRAYS = {
+    "params_ema": ({"params": 1, "params_ema": 2}, "'params_ema'.*BasicSR evaluate 'params_ema'"),
+    "ema": ({"model": 1, "ema": {"module": 2}}, "'ema'.*RT-DETR and D-FINE evaluate 'ema.module'"),
+    "timm": ({"state_dict": 1, "state_dict_ema": 2}, "'state_dict_ema'.*timm evaluate 'state_dict_ema'"),
+    "mmengine": ({"state_dict": 1, "ema_state_dict": 2}, r"'ema_state_dict'.*'ema_state_dict'\]$"),
+    "two keys": ({"model": 2, "state_dict": 1}, "'model'"),
+    "an array": ({"model": 1, "scale": np.ones(2)}, "'scale'"),
+    "a list": ({"model": 1, "others": [{"a": np.ones(2)}]}, "'others'"),
+    "an optimizer": ({"model": 1, "optimizer": {"state": {0: {"mean": np.ones(2)}}}, "iteration": 3}, None),
+}
+
+
+@pytest.mark.parametrize(("content", "named"), OTHER_ARRAYS.values(), ids=OTHER_ARRAYS)
+def test_arrays_that_are_left_out_are_named(content, named, tmp_path, caplog):
+    """A number stands for a state dict of this value."""
+
+    def filled(value):
+        if isinstance(value, dict):
+            return {name: filled(one) for name, one in value.items()}
+        return {"a": np.full(2, float(value))} if isinstance(value, int) and value < 3 else value
+
+    path = tmp_path / "model.pkl"
+    path.write_bytes(pickle.dumps(filled(content)))
+    assert_same(interop.load(path, weights_only=False), filled(1))
+    if named is None:
+        assert not caplog.messages
+    else:
+        (message,) = caplog.messages
+        assert re.search(f"model.pkl': the arrays of '.*' are loaded. Others are left out: {named}", message)
+        caplog.clear()
+        interop.load(path, key=next(iter(content)), weights_only=False)
+        assert not caplog.messages
 
 
 def test_what_torch_has_not_written(tmp_path):

@@ -20,6 +20,8 @@ from tests.helpers import processors
 
 pytestmark = pytest.mark.platforms("cpu")
 
+NAN, INF = float("nan"), float("inf")
+NO_SCALES = (0, -1, NAN, INF, 1e-300, 10**400)
 NO_BOXES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
 
 
@@ -122,9 +124,21 @@ def test_settings_without_effect(model_type):
         ({"size": {"height": 0, "width": 640}}, "size must be .*, got {'height': 0, 'width': 640}"),
         ({"resample": "bicubic"}, "resample must be the number of a filter of PIL, 0 to 5, got 'bicubic'"),
         ({"resample": 6}, "resample must be .*, got 6"),
-        ({"rescale_factor": None}, "rescale_factor must be a number, got None"),
-        ({"do_normalize": True, "image_mean": [0.5]}, r"image_mean must be a number or a list of three, got \[0.5\]"),
-        ({"do_normalize": True, "image_std": [1, 0, 1]}, r"image_std must be a number or .*, got \[1, 0, 1\]"),
+        ({"size": [640, 640, 3]}, r"size must be .*, got \[640, 640, 3\]"),
+        ({"do_pad": True, "pad_size": [640, 640, 3]}, r"pad_size must be .*, got \[640, 640, 3\]"),
+        *(
+            ({"rescale_factor": value}, "rescale_factor must be a positive .*, got")
+            for value in (None, "1", *NO_SCALES)
+        ),
+        ({"do_normalize": True, "image_mean": [0.5]}, r"image_mean must be a finite number .*, got \[0.5\]"),
+        *(
+            ({"do_normalize": True, "image_mean": value}, "image_mean must be a finite number or a list of three, got")
+            for value in (NAN, 10**400, [0, 0, -INF])
+        ),
+        *(
+            ({"do_normalize": True, "image_std": [1, value, 1]}, "image_std must be a positive number or .*, got")
+            for value in NO_SCALES
+        ),
         ({"do_pad": True, "pad_size": {"height": 9}}, "pad_size must be positive integers named .*, got {'height': 9}"),
     ],
 )

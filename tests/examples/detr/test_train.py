@@ -23,6 +23,7 @@ from examples.detr.optimiser import RECIPES, Recipe, group, make_optimiser, rate
 from examples.detr.train import main, parse
 from examples.detr.training import train
 from examples.library.coco import open_image, read
+from examples.library.files import read_object
 from tests.helpers import detr_training, processors
 
 pytestmark = [
@@ -64,7 +65,7 @@ def data(folder):
 
 @functools.cache
 def checkpoint():
-    config = weights.with_labels(weights.read_config(CONFIG), ["red", "yellow"])
+    config = weights.with_labels(read_object(CONFIG), ["red", "yellow"])
     return weights.initialise(config, jax.random.key(0))
 
 
@@ -159,7 +160,7 @@ def test_images_are_those_of_the_processor_that_is_written(name, folder, tmp_pat
 
 
 def test_groups_of_parameters():
-    params = weights.shapes(weights.make_model(weights.read_config(CONFIG)))["params"]
+    params = weights.shapes(weights.make_model(read_object(CONFIG)))["params"]
     paths = {".".join(entry.key for entry in path): path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
     recipe, detr = (Recipe(10, **RECIPES[name]) for name in ("rt_detr_v2", "deformable_detr"))
     for of, name, expected in (

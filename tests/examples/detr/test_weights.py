@@ -1,6 +1,7 @@
 """Checkpoints of detection transformers: read, written and with other classes."""
 
 import json
+import re
 import shutil
 
 import jax
@@ -16,6 +17,7 @@ pytest.importorskip("safetensors")
 from safetensors import numpy as safetensors
 
 from examples.detr import names, weights
+from examples.detr.config import label_names
 from tests.helpers import detr_training
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -53,7 +55,36 @@ def test_a_file_in_parts(tmp_path):
         index |= dict.fromkeys(part, f"model-{number}.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     shutil.copy(folder / "config.json", tmp_path)
-    jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, weights.load(folder).variables)
+    expected = weights.load(folder).variables
+    jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, expected)
+    other = {name: np.asarray(array + 1) for name, array in parts[0].items()}
+    safetensors.save_file(other | parts[1], tmp_path / "model-1.safetensors")  # the index says which are meant
+    jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, expected)
+    first, *_ = parts[1]
+    safetensors.save_file({"more": np.ones(1)} | other, tmp_path / "model-1.safetensors")
+    with pytest.raises(ValueError, match=rf"index.json do not fit: missing .*{first}.*; unexpected 'more'$"):
+        weights.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "b", "a": "c"}}']
+)
+def test_an_index_of_nothing(index, tmp_path):
+    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=r"model.safetensors.index.json must "):
+        weights.load(tmp_path)
+
+
+@pytest.mark.parametrize(("end", "value"), [("backbone.*running_mean", np.nan), ("class_embed.*weight", np.inf)])
+def test_weights_that_are_not_finite(end, value, tmp_path):
+    arrays = safetensors.load_file(FOLDERS[2] / "model.safetensors")
+    name = next(name for name in arrays if re.search(end, name))
+    arrays[name].flat[0] = value
+    safetensors.save_file(arrays, tmp_path / "model.safetensors")
+    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path.name} must be finite, but those in '{name}' are not"):
+        weights.load(tmp_path)
 
 
 @pytest.mark.slow
@@ -83,6 +114,9 @@ def test_other_classes():
     ("content", "message"),
     [
         ("{", "config.json must be JSON"),
+        ("[" * 10**5, "config.json must be JSON"),
+        ("[]", r"config.json must be an object of JSON, got \[\]"),
+        ('{"a": 1, "a": 2}', "config.json must be JSON: 'a' occurs twice"),
         ("{}", "the config must have model_type, one of deformable_detr, rt_detr"),
     ],
 )
@@ -90,6 +124,75 @@ def test_configs_that_are_none(content, message, tmp_path):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         weights.load(tmp_path)
+
+
+def test_files_of_other_systems(tmp_path):
+    """A byte order mark before UTF-8, and another processor file that is no object."""
+    shutil.copy(FOLDERS[2] / "model.safetensors", tmp_path)
+    (tmp_path / "config.json").write_text((FOLDERS[2] / "config.json").read_text(), "utf-8-sig")
+    assert weights.load(tmp_path).config == weights.load(FOLDERS[2]).config
+    (tmp_path / "preprocessor_config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"preprocessor_config.json must be an object"):
+        weights.load(tmp_path)
+
+
+NAMED = {"id2label": {"0": "red", "1": "N/A", "2": "N/A"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({}, ["LABEL_0", "LABEL_1"]),
+        ({"num_labels": 1}, ["LABEL_0"]),
+        (NAMED | {"num_labels": 3, "label2id": {"red": 0, "N/A": 2}}, ["red", "N/A", "N/A"]),
+        (NAMED | {"label2id": {"red": "0", "N/A": "1"}}, ["red", "N/A", "N/A"]),  # as in tutorials of transformers
+        ({"id2label": {1: "b", 0: "a"}, "label2id": None}, ["a", "b"]),
+    ],
+)
+def test_names_of_classes(config, names):
+    assert label_names(config) == names
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "id2label": [
+            {"0": "red", "2": "yellow"},
+            {"1": "red", "2": "yellow"},
+            {"-1": "red", "0": "yellow"},
+            {"0": "red", 0: "red"},
+            {"0": "red", "00": "yellow"},
+            {"0": "red", "1": None},
+            {"0": 3},
+            {"red": "red"},
+            {},
+            ["red", "yellow"],
+            2,
+        ],
+        "num_labels": [5, 2, "3"],
+        "label2id": [
+            {"red": 1, "N/A": 2},
+            {"red": 0},
+            {"red": 0, "N/A": 1, "blue": 3},
+            {"red": None, "N/A": 1},
+            ["red"],
+        ],
+    }.items(),
+)
+def test_names_of_classes_that_contradict(field, values):
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{field} must "):
+            label_names(NAMED | {field: value})
+
+
+def test_the_file_with_wrong_names_of_classes(tmp_path):
+    config = json.loads((FOLDERS[2] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_labels": 5}))
+    with pytest.raises(ValueError, match=r"config.json does not fit: num_labels must be 7, .*, got 5"):
+        weights.load(tmp_path)
+    for count in (0, -1, "2", True):
+        with pytest.raises(ValueError, match="num_labels must be a positive integer"):
+            label_names({"num_labels": count})
 
 
 def test_more_proposals_than_pixels():
