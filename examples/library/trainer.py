@@ -11,6 +11,7 @@ from . import curves
 from .coco import Dataset, ImageError
 from .files import to_json
 from .loop import Run, StartError, evaluations_since_best
+from .precision import NotFiniteError
 
 # What --resume may change if it is given, because a run whose losses explode may need it.
 RATES = ("learning_rate", "offset_rate", "backbone_rate", "slow_rate", "clip_norm")
@@ -73,7 +74,7 @@ def run(
         result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
         (out / "results.json").write_text(to_json(result | {"scores": found.scores, "history": found.history}))
         curves.draw(out / "curves.png", found, list(dict.fromkeys([*scores, options.best])))
-    except (StartError, ImageError, OSError) as error:
+    except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
     if len(found.history) < options.recipe.steps:
         best_step = list(found.scores)[-1 - evaluations_since_best(found.scores, options.best)]

@@ -127,7 +127,7 @@ def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, in
     height, width = fitted_size(info["height"], info["width"], size)
     scale = np.array([info["width"] / width, info["height"] / height] * 2)
     listed = []
-    for index in np.flatnonzero(np.asarray(found.scores) > 0):
+    for index in np.flatnonzero(found.scores):
         category = dataset.categories[int(found.labels[index])]
         if category is None:  # a class that the annotations do not have
             continue

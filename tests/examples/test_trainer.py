@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from functools import partial
 
 import jax
@@ -19,6 +20,7 @@ from examples.library.coco import ImageError
 from examples.library.files import replaced
 from examples.library.loop import Start, first_state, fit, update
 from examples.library.options import NO_IMAGES, checked, choose_best, training_parser
+from examples.library.precision import check_finite
 from tests.examples.test_loop import Recipe, strict_json
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -107,6 +109,19 @@ def test_errors_say_how_to_go_on(tmp_path):
     with pytest.raises(SystemExit, match=r"^train: error: b.png cannot be read$"):
         command(tmp_path, "--evaluate-only", "--checkpoint", "model", measure=measure)
     command(tmp_path, "--resume")
+
+
+def test_detections_that_are_not_finite(tmp_path):
+    """They are an error of the command, and the state is saved before."""
+
+    def measure(_):
+        check_finite("b.png", [1.0], [[math.nan] * 4])
+
+    message = r"train: error: objects found in b.png must have finite scores and boxes, got score 1.0 and box \[nan.*\]"
+    with pytest.raises(SystemExit, match=rf"^{message}\nStep 1 is saved. Continue"):
+        command(tmp_path, measure=measure)
+    with pytest.raises(SystemExit, match=rf"^{message}$"):
+        command(tmp_path, "--evaluate-only", "--checkpoint", "model", measure=measure)
 
 
 def test_a_run_that_goes_on_with_another_rate(tmp_path):
