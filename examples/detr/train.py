@@ -53,15 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = parse(arguments)
     dataset, validation, checkpoint = options.inputs
-    loading, out = options.loading, options.out
+    loading = options.loading
     testing = replace(loading, augmented=False, sizes=loading.sizes[-1:])
     detector = Detector.of(checkpoint)
 
-    def save(name, variables):
-        weights.save(out / name, checkpoint._replace(variables=variables))
-        return out / name
-
-    run = trainer.run(
+    trainer.run(
         PROGRAM,
         options,
         dataset,
@@ -69,12 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         checkpoint.variables,
         kept=lambda state: state.best,
         measure=lambda variables: average_precision(detector, variables, validation, testing),
-        save=save,
+        save=lambda path, variables: weights.save(path, checkpoint._replace(variables=variables)),
+        draw=lambda path, variables: draw(path, detector, variables, validation or dataset, testing),
         settings={"sizes": options.sizes, "augmented": loading.augmented, "config": checkpoint.config},
         scores=("AP", "AP50"),
     )
-    if run:
-        draw(out / "detections.png", detector, jax.device_get(run.state.best), validation or dataset, testing)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,7 +1,9 @@
-"""Files that are complete whenever they exist, and JSON that every reader takes."""
+"""Files that are complete whenever they exist, their digests, and JSON that every reader takes."""
 
 import contextlib
+import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,19 @@ def replaced(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def delete(path: Path) -> None:
+    """Deletes a file, or a folder and what is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def digest(path: Path) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def to_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:

@@ -44,8 +44,8 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("--devices", type=int, help="how many devices share each batch; by default all")
     add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
-    add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
+    add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any; --steps may have grown")
+    add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
     add("--steps", type=int, default=steps, help="%(default)s")
     return parser
 
