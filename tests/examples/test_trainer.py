@@ -189,6 +189,10 @@ def test_a_file_is_replaced_only_by_a_complete_one(tmp_path):
     ("arguments", "message"),
     [
         (["--best", "AP90"], "--best must be one of AP, AP50, got AP90"),
+        (
+            ["--evaluate-only", "--checkpoint", "model", "--resume", "--no-mirror", "--clip-norm", "1"],
+            "--evaluate-only does not use --no-mirror, --resume, --clip-norm",
+        ),
         (["--patience", "0"], "--patience must be positive, got 0"),
     ],
 )
