@@ -73,10 +73,11 @@ def average_precision(
     listed = []
     for ids, batch in evaluation_batches(dataset, processor, loading):
         found = jax.device_get(find(detector, variables, *shared(batch)))[:3]
-        for image, *of_image in zip(ids, *found, strict=False):
+        for image, scores, labels, boxes in zip(ids, *found, strict=False):
             info = dataset.annotations.imgs[image]
+            precision.check_finite(info["file_name"], scores, boxes)
             size = np.array([info["width"], info["height"]] * 2)
-            for score, label, box in zip(*of_image, strict=True):
+            for score, label, box in zip(scores, labels, boxes, strict=True):
                 category = dataset.categories[label]
                 if category is not None:  # a class that the annotations have
                     found_object = {"image_id": image, "category_id": category, "score": float(score)}

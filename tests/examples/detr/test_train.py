@@ -19,6 +19,7 @@ pytest.importorskip("safetensors")
 
 from examples.detr import weights
 from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
+from examples.detr.evaluate import average_precision
 from examples.detr.images import Normalisation, Preprocessor
 from examples.detr.optimiser import RECIPES, Recipe, group, make_optimiser, rate
 from examples.detr.train import main, parse
@@ -200,6 +201,16 @@ def test_a_checkpoint_is_evaluated_as_it_is(name, settings, options, size, messa
         for image, pixels, mask in zip(ids, images, masks, strict=False):
             for found, expected in zip((pixels, mask), processor(open_image(validation, image)), strict=True):
                 assert_array_equal(found, expected[0])
+
+
+def test_objects_that_are_not_finite(folder, monkeypatch):
+    """Also if their class is one that the annotations do not have, because the class does not mean anything then."""
+    boxes = np.zeros((2, 1, 4))
+    boxes[1, 0, 3] = np.nan
+    monkeypatch.setattr("examples.detr.evaluate.find", lambda *_: (np.ones((2, 1)), np.zeros((2, 1), int), boxes, None))
+    dataset = read(folder / "annotations.json", folder)._replace(categories=[None])
+    with pytest.raises(ValueError, match=r"found in 2.png must have finite .*, got score 1.0 and box .*, nan"):
+        average_precision(None, None, dataset, Preprocessor.from_json("rt_detr_v2", {}), Loading((), 2))
 
 
 def test_groups_of_parameters():
