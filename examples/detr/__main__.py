@@ -14,6 +14,7 @@ import jax
 
 from examples.library.coco import opened
 from examples.library.objects import checked_threshold, make_parser, pictures, report
+from examples.library.precision import check_finite
 
 from .evaluate import Detector
 from .images import find_objects
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         for path, picture in pictures(options.images, options.out):
             image = opened(path)
-            outputs = detect(checkpoint.variables, *checkpoint.processor(image))
+            outputs = jax.device_get(detect(checkpoint.variables, *checkpoint.processor(image)))
+            check_finite(path, outputs.logits[0].max(-1), outputs.boxes[0])
             objects = find_objects(outputs, image.height, image.width, threshold, most)
             report(picture, image, objects, checkpoint.labels)
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from examples.library.augment import Example
 from examples.library.coco import Dataset, in_turn, open_image, padded_count
 from examples.library.loop import ahead, filled_batches
 
-from .images import LIMITS, SIDES, padded, resized
+from .images import LIMITS, SIDES, Preprocessor, padded, resized
 from .matching import Targets
 
 
@@ -70,13 +70,19 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     return ahead(batch, steps, loading.workers)
 
 
-def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[list[int], Batch]]:
-    """The ids of images, and a batch of the first size without targets, as `filled_batches`."""
+def evaluation_batches(
+    dataset: Dataset, processor: Preprocessor, loading: Loading
+) -> Iterator[tuple[Sequence[int], tuple[np.ndarray, np.ndarray]]]:
+    """The ids of images, and their pixels and masks, as of `Batch`. processor: must give all images one size."""
 
-    def load_fitted(image):
-        return fitted(load(dataset, image, objects=0), loading.sizes[0], loading)
+    def load_processed(image):
+        return processor(open_image(dataset, image))
 
-    return filled_batches(dataset.images, loading.batch_size, load_fitted, batched, loading.workers)
+    def stack(examples):
+        images, masks = zip(*examples, strict=True)
+        return np.concatenate(images), np.concatenate(masks)
+
+    return filled_batches(dataset.images, loading.batch_size, load_processed, stack, loading.workers)
 
 
 def load(dataset: Dataset, image: int, objects: int | None = None) -> Example:
@@ -112,7 +118,7 @@ def fitted(example: Example, size: tuple[int, int], loading: Loading) -> tuple[E
     return found._replace(image=padded(found.image, size)), shape
 
 
-def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int = 0) -> Batch:
+def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int) -> Batch:
     """Fitted examples of one size as a batch, whose boxes are (centre x, centre y, width, height) in fractions.
 
     Fractions are of the part of the image that is no padding.

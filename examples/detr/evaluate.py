@@ -17,9 +17,9 @@ from examples.library.coco import Dataset
 from examples.library.devices import shared
 from examples.library.objects import PALETTE, draw_box
 
-from .data import Batch, Loading, evaluation_batches
+from .data import Loading, evaluation_batches
 from .deformable_detr import DeformableDetr
-from .images import Normalisation
+from .images import Normalisation, Preprocessor
 from .weights import Checkpoint
 
 MAX_OBJECTS = 100
@@ -46,13 +46,13 @@ class Detector:
 
 
 @partial(jax.jit, static_argnames="detector")
-def find(detector: Detector, variables: dict[str, Any], batch: Batch) -> tuple[jax.Array, ...]:
+def find(detector: Detector, variables: dict[str, Any], images: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
     """The best objects of each image, best first: scores and labels [batch, n], boxes [batch, n, 4], and the sampling
     locations [batch, n, heads, points, 2] of the last decoder layer.
 
     Boxes (x0, y0, x1, y1) and locations are fractions of the part of an image that is no padding, and of the image.
     """
-    arguments = detector.arguments(batch.images, batch.mask)
+    arguments = detector.arguments(images, mask)
     outputs, recorded = detector.model.apply(variables, *arguments, mutable=["intermediates"])
     layers = recorded["intermediates"]["decoder"]
     ((locations, _),) = layers[f"layers_{len(outputs.layers.boxes) - 1}"]["sampling"]
@@ -67,16 +67,17 @@ def find(detector: Detector, variables: dict[str, Any], batch: Batch) -> tuple[j
 
 
 def average_precision(
-    detector: Detector, variables: dict[str, Any], dataset: Dataset, loading: Loading
+    detector: Detector, variables: dict[str, Any], dataset: Dataset, processor: Preprocessor, loading: Loading
 ) -> dict[str, float]:
     """COCO's AP, AP50 and AP75 on all images of a data set."""
     listed = []
-    for ids, batch in evaluation_batches(dataset, loading):
-        found = jax.device_get(find(detector, variables, shared(batch)))[:3]
-        for image, *of_image in zip(ids, *found, strict=False):
+    for ids, batch in evaluation_batches(dataset, processor, loading):
+        found = jax.device_get(find(detector, variables, *shared(batch)))[:3]
+        for image, scores, labels, boxes in zip(ids, *found, strict=False):
             info = dataset.annotations.imgs[image]
+            precision.check_finite(info["file_name"], scores, boxes)
             size = np.array([info["width"], info["height"]] * 2)
-            for score, label, box in zip(*of_image, strict=True):
+            for score, label, box in zip(scores, labels, boxes, strict=True):
                 category = dataset.categories[label]
                 if category is not None:  # a class that the annotations have
                     found_object = {"image_id": image, "category_id": category, "score": float(score)}
@@ -84,26 +85,33 @@ def average_precision(
     return precision.average_precision(dataset.annotations, listed)
 
 
-def draw(path: Path, detector: Detector, variables: dict[str, Any], dataset: Dataset, loading: Loading) -> None:
+def draw(
+    path: Path,
+    detector: Detector,
+    variables: dict[str, Any],
+    dataset: Dataset,
+    processor: Preprocessor,
+    loading: Loading,
+) -> None:
     """Writes a picture of a batch of images: above what was found, below where its best objects were looked for."""
-    _, batch = next(iter(evaluation_batches(dataset, loading)))
-    found = jax.device_get(find(detector, variables, batch))
-    count = min(4, len(batch.images))
+    _, (images, masks) = next(iter(evaluation_batches(dataset, processor, loading)))
+    found = jax.device_get(find(detector, variables, images, masks))
+    count = min(4, len(images))
     figure = Figure(figsize=(4 * count, 8.2), layout="constrained")
     for column, axes in enumerate(figure.subplots(2, count, squeeze=False).T):
         scores, labels, boxes, locations = (part[column] for part in found)
-        filled = np.array([batch.mask[column].any(0).sum(), batch.mask[column].any(1).sum()])
+        filled = np.array([masks[column].any(0).sum(), masks[column].any(1).sum()])
         for row, ax in enumerate(axes):
-            ax.imshow(batch.images[column])
+            ax.imshow(images[column])
             ax.set_axis_off()
             for index in np.flatnonzero(scores > SHOWN_SCORE)[: SHOWN_SAMPLES if row else None]:
                 colour = PALETTE((index if row else labels[index]) % PALETTE.N)
                 text = "" if row else f"{dataset.names[labels[index]]} {scores[index]:.2f}"
                 draw_box(ax, boxes[index] * np.tile(filled, 2) - 0.5, colour, text, size=8)
                 if row:
-                    places = locations[index].reshape(-1, 2) * batch.images.shape[2:0:-1] - 0.5
+                    places = locations[index].reshape(-1, 2) * images.shape[2:0:-1] - 0.5
                     ax.scatter(*places.T, s=7, color=colour, linewidths=0)
-            ax.set(xlim=(-0.5, batch.images.shape[2] - 0.5), ylim=(batch.images.shape[1] - 0.5, -0.5))
+            ax.set(xlim=(-0.5, images.shape[2] - 0.5), ylim=(images.shape[1] - 0.5, -0.5))
     figure.suptitle(
         f"Objects with a score above {SHOWN_SCORE}, and where the last decoder layer samples for three of them"
     )

@@ -165,14 +165,20 @@ class Preprocessor:
         }
         return self.from_json(model_type, settings)
 
+    def shapes(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The heights and widths of an image after it is resized, and after it is padded."""
+        filled = resized(height, width, self.size) if self.size else (height, width)
+        full = self.pad_size or filled
+        if any(side < least for side, least in zip(full, filled, strict=True)):
+            raise ValueError(f"pad_size must be at least {filled}, the size of a resized image, got {full}")
+        return filled, full
+
     def __call__(self, image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
         """An RGB image resized and padded, uint8 [1, height, width, 3], and its mask, which is false in the padding."""
+        filled, full = self.shapes(image.height, image.width)
         if self.size:
-            height, width = resized(image.height, image.width, self.size)
-            image = image.resize((width, height), self.resample)
-        pixels = np.asarray(image)
-        size = self.pad_size or pixels.shape[:2]
-        return padded(pixels, size)[None], padded(np.ones(pixels.shape[:2], bool), size)[None]
+            image = image.resize(filled[::-1], self.resample)
+        return padded(np.asarray(image), full)[None], padded(np.ones(filled, bool), full)[None]
 
 
 def _options(model_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,8 +207,6 @@ def _options(model_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def padded(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """An image or a mask with zeros below and on the right, up to this height and width."""
-    if any(full < filled for full, filled in zip(size, array.shape, strict=False)):
-        raise ValueError(f"pad_size must be at least {array.shape[:2]}, the size of a resized image, got {size}")
     padding = [(0, full - filled) for full, filled in zip(size, array.shape, strict=False)]
     return np.pad(array, padding + [(0, 0)] * (array.ndim - 2))
 

@@ -28,11 +28,13 @@ from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best
 from . import weights
 from .data import Loading, training_batches
 from .evaluate import Detector, average_precision, draw
+from .images import Preprocessor
 from .optimiser import RECIPES, Recipe
 from .rt_detr import COARSEST_STRIDE as STRIDE
 from .training import train
 from .weights import Checkpoint
 
+SIZES = [480, 544, 608, 672, 736, 800, 640]
 PROGRAM = "python -m examples.detr.train"
 RECIPE_HELP = {
     "batch_size": "images in a step",
@@ -56,28 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = parse(arguments)
     dataset, validation, checkpoint = options.inputs
-    loading, out = options.loading, options.out
-    testing = replace(loading, augmented=False, sizes=loading.sizes[-1:])
+    loading = options.loading
+    evaluation = checkpoint.processor, loading
     detector = Detector.of(checkpoint)
 
-    def save(name, variables):
-        weights.save(out / name, checkpoint._replace(variables=variables))
-        return out / name
-
-    run = trainer.run(
+    trainer.run(
         PROGRAM,
         options,
         dataset,
         partial(train, checkpoint, options.recipe, partial(training_batches, dataset, loading)),
         checkpoint.variables,
         kept=lambda state: state.best,
-        measure=lambda variables: average_precision(detector, variables, validation, testing),
-        save=save,
+        measure=lambda variables: average_precision(detector, variables, validation, *evaluation),
+        save=lambda path, variables: weights.save(path, checkpoint._replace(variables=variables)),
+        draw=lambda path, variables: draw(path, detector, variables, validation or dataset, *evaluation),
         settings={"sizes": options.sizes, "augmented": loading.augmented, "config": checkpoint.config},
         scores=("AP", "AP50"),
     )
-    if run:
-        draw(out / "detections.png", detector, jax.device_get(run.state.best), validation or dataset, testing)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -86,12 +83,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = training_parser(PROGRAM, __doc__, checkpoint_help, steps=10000, out="out/detr")
     add = parser.add_argument
     add("--config", type=Path, help="a config.json, to start from random weights")
-    sizes_help = f"sides of images, multiples of {STRIDE}, one for each batch; the last is for evaluation (%(default)s)"
-    add("--sizes", type=int, nargs="+", default=[480, 544, 608, 672, 736, 800, 640], help=sizes_help)
+    sizes_help = f"sides of images, multiples of {STRIDE}, one for each batch; the last is for evaluation; by default "
+    sizes_help += f"{SIZES}, and those of the checkpoint with --evaluate-only"
+    add("--sizes", type=int, nargs="+", help=sizes_help)
     add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
     add_recipe(parser, Recipe, RECIPE_HELP, "by default, as the authors train one size of the model")
     options = parser.parse_args(arguments)
     chosen = checked(parser, options, RECIPE_HELP)
+    takes_sizes_of_checkpoint = options.evaluate_only and not options.sizes
+    options.sizes = options.sizes or SIZES
     if any(side % STRIDE or side < STRIDE for side in options.sizes):
         parser.error(f"--sizes must be multiples of {STRIDE}, got {options.sizes}")
     if (options.checkpoint is None) == (options.config is None):
@@ -105,6 +105,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         else:
             check_counts(dataset, options.objects, checkpoint.model.config.num_queries)
             print_small_objects(dataset, min(options.sizes))
+        if takes_sizes_of_checkpoint:
+            processor = for_batches(checkpoint, validation, options.sizes[-1])
+        else:
+            processor = checkpoint.processor.for_training(checkpoint.model_type, options.sizes[-1])
+        checkpoint = checkpoint._replace(processor=processor)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     defaults = RECIPES[checkpoint.model_type]
@@ -141,7 +146,29 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
         if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
             config = {"freeze_backbone_batch_norms": False} | config
         found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)
-    return found._replace(processor=found.processor.for_training(found.model_type, options.sizes[-1]))
+    return found
+
+
+def for_batches(checkpoint: Checkpoint, dataset: Dataset, side: int) -> Preprocessor:
+    """The preprocessor of a checkpoint or, if the model cannot take its images in one batch, one that gives all images
+    one size, which is printed: that of the largest image, or squares for a model without a mask of the padding.
+
+    side: of the squares.
+    """
+    processor, has_mask = checkpoint.processor, checkpoint.model_type == "deformable_detr"
+    images = dataset.annotations.imgs.values()
+    sizes = {processor.shapes(image["height"], image["width"])[1] for image in images}
+    height, width = (max(sides) for sides in zip(*sizes, strict=True))
+    if len(sizes) == 1 and (has_mask or height % STRIDE == width % STRIDE == 0):
+        return processor
+    if has_mask:
+        print(f"The checkpoint makes images of {len(sizes)} sizes. They are padded to {height} x {width} pixels.")
+        return replace(processor, pad_size=(height, width))
+    print(
+        f"The checkpoint makes images of up to {height} x {width} pixels, which the model cannot take in one batch. "
+        f"Their size is {side} x {side} pixels instead; --sizes changes that."
+    )
+    return processor.for_training(checkpoint.model_type, side)
 
 
 def check_counts(dataset: Dataset, limit: int | None, queries: int) -> None:

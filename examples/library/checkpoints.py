@@ -60,10 +60,10 @@ class Checkpoints:
     def restore(self, like: Any) -> tuple[Any, list[dict[str, float]], Scores]:
         """The state, the history and the scores; raises StartError if they were made with other settings."""
         log = self._manager.restore(self.step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
-        for name, value in log["settings"].items():
-            asked = self._settings.get(name)
-            if name not in self._changeable and value != asked:
-                raise StartError(f"{name} must be {value} to go on from {self._manager.directory}, got {asked}")
+        for name in log["settings"] | self._settings:
+            saved, asked = (settings.get(name, "nothing") for settings in (log["settings"], self._settings))
+            if name not in self._changeable and saved != asked:
+                raise StartError(f"{name} must be {saved} to go on from {self._manager.directory}, got {asked}")
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
         state = self._manager.restore(self.step, args=items).state
         scores = json.loads(self._scores.read_text()) if self._scores.exists() else {}

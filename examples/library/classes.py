@@ -15,6 +15,7 @@ SYNONYMS = (
     ("motorcycle", "motorbike"),
     ("tv", "tvmonitor", "television"),
 )
+MOST_DROPPED = 10  # classes that are listed
 SAME = {name: names[0] for names in SYNONYMS for name in names}
 
 
@@ -61,18 +62,26 @@ def with_rows(
 
 
 def described(names: Sequence[str], classes: Sequence[str]) -> str:
-    """A table of the class of a checkpoint that each name has; empty if all have the same name.
+    """A table of the class of a checkpoint that each name has, unless all have the same name, and a line with the
+    classes of the checkpoint that no name has, if there are any.
 
     >>> print(described(["sofa", "lamp"], ["couch", "cat"]), end="")
     Classes, and those of the checkpoint whose weights they have:
       sofa                           couch
       lamp                           none, starts anew
+    Classes of the checkpoint that are not kept: cat.
     """
-    matched = [None if place is None else classes[place] for place in places(names, classes)]
-    if matched == list(names):
-        return ""
-    rows = [f"  {name:30} {match or 'none, starts anew'}\n" for name, match in zip(names, matched, strict=True)]
-    return "".join(["Classes, and those of the checkpoint whose weights they have:\n", *rows])
+    found = places(names, classes)
+    matched = [None if place is None else classes[place] for place in found]
+    lines = []
+    if matched != list(names):
+        lines.append("Classes, and those of the checkpoint whose weights they have:")
+        lines += [f"  {name:30} {match or 'none, starts anew'}" for name, match in zip(names, matched, strict=True)]
+    dropped = [name for place, name in enumerate(classes) if place not in found]
+    if dropped:
+        more = f" and {len(dropped) - MOST_DROPPED} more" if len(dropped) > MOST_DROPPED else ""
+        lines.append(f"Classes of the checkpoint that are not kept: {', '.join(dropped[:MOST_DROPPED])}{more}.")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _letters(name):

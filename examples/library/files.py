@@ -1,7 +1,9 @@
-"""Files that are complete whenever they exist, JSON that every reader takes, and checks of what is read."""
+"""Files that are complete whenever they exist, their digests, JSON that every reader takes, and checks of what is read."""
 
 import contextlib
+import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,19 @@ def replaced(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def delete(path: Path) -> None:
+    """Deletes a file, or a folder and what is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def digest(path: Path) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def to_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from .checkpoints import Checkpoints, SaveError, Scores, StartError
-from .files import to_json
+from .files import delete, to_json
 
 Batch = TypeVar("Batch")
 # What a run that is resumed may have changed; a recipe can name more as its `changeable`.
@@ -101,6 +101,7 @@ def fit(
     best: str | None = None,
     patience: int | None = None,
     log: Path | None = None,
+    outputs: Sequence[Path] = (),
     stop_after: int | None = None,
     title: str = "training",
 ) -> Run:
@@ -109,12 +110,13 @@ def fit(
     batches: takes the numbers of the steps that remain.
     recipe: a dataclass with `steps` and `checkpoint_every`, among others; settings: what else decides the result, such
     as the data. A run that is resumed must have the same, except for those in `changeable`.
-    resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise it must have
-    none, or `overwrite` deletes them.
+    resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise there must be
+    none and no `outputs`, or `overwrite` deletes both.
     evaluate: takes a state, which has been saved, the number of its steps and all earlier scores; called every
     `recipe.evaluate_every` steps and after the last.
     patience: end the run when the score `best` has not risen for that many evaluations.
     log: a file that gets what each step measured, one JSON object a line.
+    outputs: files and folders with the results of the run, which the caller writes.
     stop_after: stop after that many steps, like an interruption.
 
     A checkpoint has finite numbers only, and stays until the next one is complete. Ctrl-C, SIGTERM and numbers that are
@@ -126,13 +128,23 @@ def fit(
         Checkpoints(directory, recipe.checkpoint_every, asked, changeable) as checkpoints,
         _interruption() as interrupted,
     ):
+        of_another_run = [path for path in outputs if path.exists()]
         if checkpoints.step is not None and resume:
             state, history, scores = checkpoints.restore(start.shapes)
-        elif checkpoints.step is None or overwrite:
+            if len(history) > recipe.steps:
+                raise StartError(f"--steps must be at least the {len(history)} that are saved, got {recipe.steps}")
+        elif overwrite or (checkpoints.step is None and not of_another_run):
+            if resume and jax.process_index() == 0:
+                print(f"{directory} has no checkpoints; the run starts from its first step.")
             checkpoints.clear()
+            for path in of_another_run:
+                delete(path)
             state, history, scores = start.make(), [], {}
-        else:
+        elif checkpoints.step is not None:
             raise StartError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
+        else:
+            found = ", ".join(map(str, of_another_run))
+            raise StartError(f"{found} are of another run: move them, or overwrite them (--overwrite)")
         last = min(recipe.steps, stop_after or recipe.steps)
         remaining = range(len(history), last)
         silent = jax.process_index() > 0

@@ -13,6 +13,9 @@ from .precision import indexed
 
 POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience"}
 POSITIVE |= {"checkpoint_every", "evaluate_every"}
+# What --evaluate-only uses.
+EVALUATION = {"annotations", "images", "checkpoint", "validation", "evaluate_only", "dtype", "workers", "batch_size"}
+EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust"}
 RANGES = {  # of other numbers, which otherwise must not be negative
     "decay_from": (0, 1),
     "clip_norm": (1e-9, math.inf),
@@ -44,8 +47,8 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("--devices", type=int, help="how many devices share each batch; by default all")
     add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
-    add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
+    add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any; --steps may have grown")
+    add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
     add("--steps", type=int, default=steps, help="%(default)s")
     return parser
 
@@ -73,6 +76,10 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
         parser.error(f"--devices must be at most the {jax.device_count()} that jax has, got {options.devices}")
     if options.evaluate_only and not (options.checkpoint and options.validation):
         parser.error("--evaluate-only needs --checkpoint and --validation")
+    ignored = [name for name, value in vars(options).items() if value != parser.get_default(name)]
+    ignored = [f"--{name.replace('_', '-')}" for name in ignored if name not in EVALUATION]
+    if options.evaluate_only and ignored:
+        parser.error(f"--evaluate-only does not use {', '.join(ignored)}")
     if (options.best or options.patience) and not options.validation:
         parser.error("--best and --patience need --validation")
     if options.resume and options.overwrite:

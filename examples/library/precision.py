@@ -3,7 +3,7 @@
 import contextlib
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pycocotools import mask as rle
@@ -38,6 +38,23 @@ def corners_to_sides(box: Any) -> list[float]:
     return [x0, y0, x1 - x0, y1 - y0]
 
 
+class NotFiniteError(ValueError):
+    """A detection whose score or box is NaN or infinite."""
+
+
+def check_finite(image: Any, scores: Iterable[float], boxes: Iterable[Iterable[float]]) -> None:
+    """Raises NotFiniteError for the first detection in an image whose score or box is not finite.
+
+    Comparisons with NaN would drop it, or make it a perfect match.
+    """
+    for score, box in zip(scores, boxes, strict=True):
+        if not all(map(math.isfinite, (score, *box))):
+            raise NotFiniteError(
+                f"objects found in {image} must have finite scores and boxes, got score {float(score)} and box "
+                f"{[*map(float, box)]}"
+            )
+
+
 def average_precision(
     truth: COCO,
     results: list[dict[str, Any]],
@@ -47,8 +64,12 @@ def average_precision(
     """COCO's AP (IoU 0.50 to 0.95), AP50 and AP75, and AP of each class of sizes, in [0, 1].
 
     results: of each detection "image_id", "category_id", "score" and "bbox" or "segmentation".
-    sizes: of each class, the range of the square roots of areas. An average over no object is NaN.
+    sizes: of each class, the range of the square roots of areas. An average over no object is NaN. Raises
+    NotFiniteError for the first result whose score or box is not finite.
     """
+    for found in results:
+        image = truth.imgs[found["image_id"]]
+        check_finite(image.get("file_name", image["id"]), [found["score"]], [found.get("bbox", ())])
     areas = {"all": (0, math.inf)} | dict(sizes or {})
     with contextlib.redirect_stdout(io.StringIO()):
         evaluation = COCOeval(truth, indexed(truth.dataset | {"annotations": with_areas(results, kind)}), kind)

@@ -9,8 +9,9 @@ import jax
 
 from . import curves
 from .coco import Dataset, ImageError
-from .files import to_json
+from .files import digest, to_json
 from .loop import Run, StartError, evaluations_since_best
+from .precision import NotFiniteError
 
 # What --resume may change if it is given, because a run whose losses explode may need it.
 RATES = ("learning_rate", "offset_rate", "backbone_rate", "slow_rate", "clip_norm")
@@ -25,30 +26,38 @@ def run(
     *,
     kept: Callable[[Any], Any],
     measure: Callable[[Any], dict[str, float]],
-    save: Callable[[str, Any], Path],
+    save: Callable[[Path, Any], None],
+    suffix: str = "",
+    draw: Callable[[Path, Any], None] | None = None,
     settings: dict[str, Any],
     scores: Sequence[str],
-) -> Run | None:
-    """Runs a training with the options of `training_parser`, or only evaluates the variables, which returns None.
+) -> None:
+    """Runs a training with the options of `training_parser`, or only evaluates the variables.
 
     train: takes the folder of checkpoints, and options of `fit`. kept: from a state to the variables to keep.
-    measure: the scores of variables. save: writes variables to a name in the folder OUT, and returns the path.
-    settings: what else decides the result. scores: the names of those that are drawn, with the best one of the options.
+    measure: the scores of variables. save: writes variables to a path, which has the suffix. draw: writes a picture of
+    what is found. settings: what else decides the result. scores: the names of those that are drawn, with the best one
+    of the options.
     """
     out, loading = options.out, options.loading
+    best, model = (out / f"{name}{suffix}" for name in ("best", "model"))
+    results, plot, picture = (out / name for name in ("results.json", "curves.png", "detections.png"))
+    outputs = [best, model, results, plot, picture]
 
     def evaluate(state, steps, before):
         variables = kept(state)
         found = measure(variables)
         print(f"step {steps}: {described(found)}")
         if evaluations_since_best(before | {str(steps): found}, options.best) == 0:
-            save("best", jax.device_get(variables))
+            save(best, jax.device_get(variables))
         return found
 
     try:
         if options.evaluate_only:
             print(described(measure(variables)))
-            return None
+            return
+        if options.overwrite and options.checkpoint and options.checkpoint.resolve() in [*map(Path.resolve, outputs)]:
+            raise StartError(f"--checkpoint must be none of what --overwrite deletes, got {options.checkpoint}")
         found = train(
             out / "checkpoints",
             settings={
@@ -56,7 +65,8 @@ def run(
                 "background": loading.background,
                 "mirrors": loading.mirrors,
                 "dtype": options.dtype,
-                "images": len(dataset.images),
+                "SHA-256 of the annotations": digest(options.annotations),
+                "SHA-256 of the validation annotations": options.validation and digest(options.validation[0]),
                 "best": options.best,
                 **settings,
             },
@@ -66,20 +76,23 @@ def run(
             patience=options.patience,
             devices=jax.devices()[: options.devices],
             log=out / "log.jsonl",
+            outputs=outputs,
             resume=options.resume,
             overwrite=options.overwrite,
         )
-        path = save("model", jax.device_get(kept(found.state)))
+        trained = jax.device_get(kept(found.state))
+        save(model, trained)
         result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
-        (out / "results.json").write_text(to_json(result | {"scores": found.scores, "history": found.history}))
-        curves.draw(out / "curves.png", found, list(dict.fromkeys([*scores, options.best])))
-    except (StartError, ImageError, OSError) as error:
+        results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
+        curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
+        if draw:
+            draw(picture, trained)
+    except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
     if len(found.history) < options.recipe.steps:
         best_step = list(found.scores)[-1 - evaluations_since_best(found.scores, options.best)]
         print(f"{options.best} has not risen since step {best_step}. Continue with --resume and a larger --patience.")
-    print(f"The checkpoint is {path}. The loop waited for data {found.waiting:.0%} of the time.")
-    return found
+    print(f"The checkpoint is {model}. The loop waited for data {found.waiting:.0%} of the time.")
 
 
 def described(scores: Mapping[str, float]) -> str:

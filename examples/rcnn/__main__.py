@@ -17,6 +17,7 @@ import numpy as np
 from examples.library import objects
 from examples.library.annotations import read_names
 from examples.library.coco import opened
+from examples.library.precision import check_finite
 
 from .config import Config
 from .detector import detect
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for path, picture in objects.pictures(options.images, options.out):
             image = opened(path)
             found = jax.device_get(detect(model, variables, np.asarray(image)[None], scale))
+            check_finite(path, found.scores[0], found.boxes[0])
             kept = found.scores[0] >= max(threshold, np.finfo(np.float32).tiny)  # padding has a score of 0
             masks = None if found.masks is None else found.masks[0][kept]
             detected = objects.Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept], masks)

@@ -124,6 +124,7 @@ def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[lis
 def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, int]) -> list[dict]:
     """The detections in one image as COCO's results, from those in the output of `load_image`."""
     info = dataset.annotations.imgs[image]
+    precision.check_finite(info["file_name"], found.scores, found.boxes)
     height, width = fitted_size(info["height"], info["width"], size)
     scale = np.array([info["width"] / width, info["height"] / height] * 2)
     listed = []

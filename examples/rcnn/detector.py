@@ -24,8 +24,9 @@ from .rpn import RPNHead, propose, take
 class Detections(NamedTuple):
     """A fixed number of objects per image, best first, some of which are padding.
 
-    boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; scores: [batch, n], 0 for padding; labels: [batch, n]; masks,
-    of Mask R-CNN only: logits [batch, n, 28, 28] inside the boxes or, from `detect`, bool [batch, n, height, width].
+    boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; scores: [batch, n], 0 for padding, and all NaN if the network
+    computes a number for the image that is not finite; labels: [batch, n]; masks, of Mask R-CNN only: logits
+    [batch, n, 28, 28] inside the boxes or, from `detect`, bool [batch, n, height, width].
     """
 
     boxes: jax.Array
@@ -56,8 +57,10 @@ class RCNN(nn.Module):
         """The objects in RGB images [batch, height, width, 3] of numbers from 0 to 255, resized for the network."""
         height, width = images.shape[1:3]
         features = self.features(images)
-        regions, _ = propose(self.rpn_head(features), height, width, self.config.proposals)
-        return self.find(features, regions, height, width)
+        predictions = self.rpn_head(features)
+        regions, _ = propose(predictions, height, width, self.config.proposals)
+        found = self.find(features, regions, height, width)
+        return with_nan(found, *predictions.logits, *predictions.deltas)
 
     def features(self, images: jax.Array) -> list[jax.Array]:
         """The feature pyramid of images as `__call__` takes them."""
@@ -69,8 +72,9 @@ class RCNN(nn.Module):
         boxes = clip(decode(deltas * jnp.array(self.config.box_stds), regions.boxes[:, :, None]), height, width)
         found = choose(jax.nn.softmax(logits), boxes, regions.valid, self.config.objects)
         if not self.config.masks:
-            return found
-        return found._replace(masks=self.roi_head.segment(features, Boxes(found.boxes, found.scores > 0), found.labels))
+            return with_nan(found, logits, deltas)
+        masks = self.roi_head.segment(features, Boxes(found.boxes, found.scores > 0), found.labels)
+        return with_nan(found._replace(masks=masks), logits, deltas, masks)
 
 
 def choose(scores: jax.Array, boxes: jax.Array, valid: jax.Array, settings: ObjectLimits) -> Detections:
@@ -85,6 +89,15 @@ def choose(scores: jax.Array, boxes: jax.Array, valid: jax.Array, settings: Obje
     boxes = boxes.reshape(batch, -1, 4)
     kept, valid = nms(boxes, scores, settings.iou_threshold, max_outputs=settings.count, classes=labels)
     return Detections(take(boxes, kept), jnp.where(valid, take(scores, kept), 0), take(labels, kept), None)
+
+
+def with_nan(found: Detections, *parts: jax.Array) -> Detections:
+    """Detections whose scores are NaN in the images for which a part [batch, ...] has numbers that are not finite.
+
+    Comparisons with such numbers drop objects. 0 times such a number is NaN.
+    """
+    zeros = jnp.stack([(0 * part).sum(tuple(range(1, part.ndim))) for part in parts]).sum(0)
+    return found._replace(scores=found.scores + zeros[:, None])
 
 
 @partial(jax.jit, static_argnames=("model", "scale"))

@@ -166,11 +166,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dataset, validation, model, variables = options.inputs
     loading, statistics = options.loading, jax.device_get(variables["batch_stats"])
 
-    def save_as(name, variables):
-        path = options.out / f"{name}.npz"
-        save(path, model, variables)
-        return path
-
     trainer.run(
         PROGRAM,
         options,
@@ -179,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         variables,
         kept=lambda state: {"params": state.params, "batch_stats": statistics},
         measure=lambda variables: evaluated(model, variables, validation, loading),
-        save=save_as,
+        save=lambda path, variables: save(path, model, variables),
+        suffix=".npz",
         settings={
             "size": loading.size,
             "masks": model.config.masks,

@@ -64,6 +64,8 @@ def test_perfect_predictions_have_an_average_precision_of_one():
     perfect = evaluate.Detections(batch.boxes, (batch.labels >= 0).astype(np.float32), batch.labels)
     for found, expected in ((perfect, 1), (perfect._replace(boxes=batch.boxes + 200), 0)):
         assert_allclose(list(evaluate.average_precision([batch], [found]).values()), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="objects found in 0 must have finite scores and boxes"):
+        evaluate.average_precision([batch], [perfect._replace(boxes=batch.boxes + np.nan)])
 
 
 @pytest.mark.thorough

@@ -66,7 +66,34 @@ def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
     with pytest.raises(ValueError, match=r"data must be a to go on from .*, got b"):
         run(tmp_path / "data", settings={"data": "a"})
         run(tmp_path / "data", settings={"data": "b"}, resume=True)
+    with pytest.raises(StartError, match="--steps must be at least the 8 that are saved, got 7"):
+        run(tmp_path / "parts", Recipe(steps=7), resume=True)
     assert len(run(tmp_path / "parts", overwrite=True).losses) == 6
+
+
+@pytest.mark.parametrize(("before", "after"), [({"data": "a"}, {}), ({}, {"data": "a"})])
+def test_settings_that_only_one_run_has(before, after, tmp_path):
+    run(tmp_path, settings=before)
+    message = f"data must be {before.get('data', 'nothing')} to go on from .*, got {after.get('data', 'nothing')}"
+    with pytest.raises(StartError, match=message):
+        run(tmp_path, settings=after, resume=True)
+
+
+def test_results_of_another_run(tmp_path, capsys):
+    """They are neither kept beside the new ones nor replaced without a word."""
+    run(tmp_path / "whole", resume=True)
+    assert capsys.readouterr().out == f"{tmp_path}/whole has no checkpoints; the run starts from its first step.\n"
+    outputs = [tmp_path / name for name in ("best", "results.json", "missing")]
+    outputs[0].mkdir()
+    (outputs[0] / "model").touch()
+    outputs[1].touch()
+    for resume in (False, True):
+        with pytest.raises(StartError, match=r"/best, .*/results.json are of another run: move them, or"):
+            run(tmp_path / "run", outputs=outputs, resume=resume)
+    assert len(run(tmp_path / "whole", outputs=outputs, resume=True).history) == 6
+    assert outputs[0].exists() and outputs[1].exists()
+    run(tmp_path / "run", outputs=outputs, overwrite=True)
+    assert not outputs[0].exists() and not outputs[1].exists() and capsys.readouterr().out == ""
 
 
 def test_evaluations_and_the_log(tmp_path):

@@ -13,8 +13,9 @@ pytest.importorskip("optax")
 
 from examples.library.boxes import Boxes
 from examples.rcnn import RCNN, fill
+from examples.rcnn.anchors import STRIDES
 from examples.rcnn.assign import NEGATIVE, UNUSED, assign, sample, sample_regions
-from examples.rcnn.config import ANCHORS, Config
+from examples.rcnn.config import ANCHORS, Config, ObjectLimits, Proposals
 from examples.rcnn.detector import Detections, in_image
 from examples.rcnn.images import resize
 from examples.rcnn.losses import Batch, anchor_losses, region_losses
@@ -103,6 +104,29 @@ def test_objects(golden, model, variables, first_stage, proposals):
         assert_allclose(found.masks[image, :3], expected["mask_logits"], rtol=0, atol=1e-4)
         unpacked = np.unpackbits(expected["masks"], -1, count=mask_rcnn.ORIGINAL[1])
         assert (unpacked != masks[image]).mean() < 1e-4
+
+
+class WithoutBackbone(RCNN):
+    def features(self, images):
+        return [jnp.tile(images[:, ::stride, ::stride, :1], 8) for stride in STRIDES]
+
+
+def test_numbers_that_are_not_finite():
+    """The scores of their images are NaN, and those of other images are not."""
+    sizes = Proposals(20, 10), ObjectLimits(0.0, count=5)
+    model = WithoutBackbone(Config(classes=2, channels=8, hidden=8, proposals=sizes[0], objects=sizes[1]))
+    images = np.random.default_rng(0).random((2, 64, 64, 3), np.float32)
+    variables = jax.jit(model.init)(jax.random.key(0), images)
+    apply = jax.jit(model.apply)
+    assert (apply(variables, images).scores > 0).any(1).all()
+    images[1] = np.inf
+    found = apply(variables, images)
+    assert_array_equal(np.isnan(found.scores), [[False] * 5, [True] * 5])
+    for head in ("bbox_head", "mask_head"):
+        broken = jax.tree.map(jnp.copy, variables)
+        heads = broken["params"]["roi_head"]
+        heads[head] = jax.tree.map(lambda leaf: leaf * jnp.nan, heads[head])
+        assert np.isnan(apply(broken, images).scores[0]).all()
 
 
 def test_every_name_is_used_and_none_is_missing(model, state):
@@ -266,3 +290,8 @@ def test_average_precision_of_the_truth(digits_folder):
     scores = coco.average_precision(dataset, listed, masks=True)
     assert scores["box AP"] == pytest.approx(1) and scores["mask AP50"] == pytest.approx(1)
     assert set(coco.average_precision(dataset, [], masks=False).values()) == {0.0}
+    other_classes = dataset._replace(categories=[None] * 10)
+    message = "objects found in 000001.png must have finite scores and boxes, got score "
+    for change in ({"scores": np.full_like(found.scores, np.nan)}, {"boxes": found.boxes + np.inf}):
+        with pytest.raises(ValueError, match=message):
+            coco.results(other_classes, image, found._replace(**change), loading.size)

@@ -22,6 +22,7 @@ from examples.rcnn import RCNN, Config, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
 from examples.rcnn.coco import Loading, training_batches
+from examples.rcnn.detector import Detections
 from examples.rcnn.roi_heads import pool
 from examples.rcnn.train import Recipe, make_optimiser, parse, rate, train
 from examples.rcnn.train import main as command
@@ -85,6 +86,16 @@ def test_a_checkpoint_with_other_classes_that_have_no_names(data, validation, tm
         command([*data, *validation, "--checkpoint", "a.npz", "--evaluate-only"])
     message = "does not name its 7 classes, so the annotations must have as many categories, got 10"
     assert message in capsys.readouterr().err
+
+
+def test_detections_that_are_not_finite(tmp_path, monkeypatch, capsys):
+    found = Detections(np.zeros((1, 2, 4)), np.array([[0.5, np.nan]]), np.zeros((1, 2), int), None)
+    monkeypatch.setattr("examples.rcnn.__main__.read_checkpoint", lambda options: (RCNN(), {}))
+    monkeypatch.setattr("examples.rcnn.__main__.detect", lambda *_: found)
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    with pytest.raises(SystemExit):
+        draw(["a.npz", str(tmp_path / "a.png")])
+    assert "a.png must have finite scores and boxes, got score nan and box [0.0, 0.0," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("masks", [False, True])

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from functools import partial
 
 import jax
@@ -19,12 +20,20 @@ from examples.library.coco import ImageError
 from examples.library.files import replaced
 from examples.library.loop import Start, first_state, fit, update
 from examples.library.options import NO_IMAGES, checked, choose_best, training_parser
+from examples.library.precision import check_finite
 from tests.examples.test_loop import Recipe, strict_json
 
 pytestmark = pytest.mark.platforms("cpu")
 
 OPTIMISER = optax.sgd(0.5)
 SCORES = {"AP": [float("nan"), 0.5, 0.4, 0.3], "AP50": [0.1, 0.2, 0.4, 0.3]}
+
+
+@pytest.fixture(autouse=True)
+def annotations(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text("{}")
 
 
 def batches(steps, bad=None):
@@ -39,7 +48,7 @@ def step(state, batch):
     return update(state, OPTIMISER, lambda params: jnp.square(params["x"] - batch))
 
 
-def command(out, *arguments, load=batches, measure=None):
+def command(out, *arguments, load=batches, measure=None, draw=None):
     """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
     parser = training_parser("train", "Train.", "the start", steps=4, out=str(out))
     parser.add_argument("--clip-norm", type=float)
@@ -54,13 +63,12 @@ def command(out, *arguments, load=batches, measure=None):
         start = start._replace(shapes=jax.eval_shape(start.make))
         return fit(step, start, load, options.recipe, directory, **keywords)
 
-    def save(name, variables):
-        with replaced(out / name) as file:
+    def save(path, variables):
+        with replaced(path) as file:
             file.write_text(str(int(variables)))
-        return out / name
 
     measure = measure or (lambda count: {name: values[int(count) - 1] for name, values in SCORES.items()})
-    return trainer.run(
+    trainer.run(
         "train",
         options,
         NO_IMAGES,
@@ -69,6 +77,7 @@ def command(out, *arguments, load=batches, measure=None):
         kept=lambda state: state.step,
         measure=measure,
         save=save,
+        draw=draw,
         settings={"clip_norm": options.clip_norm or 1.0},
         scores=["AP"],
     )
@@ -109,6 +118,19 @@ def test_errors_say_how_to_go_on(tmp_path):
     command(tmp_path, "--resume")
 
 
+def test_detections_that_are_not_finite(tmp_path):
+    """They are an error of the command, and the state is saved before."""
+
+    def measure(_):
+        check_finite("b.png", [1.0], [[math.nan] * 4])
+
+    message = r"train: error: objects found in b.png must have finite scores and boxes, got score 1.0 and box \[nan.*\]"
+    with pytest.raises(SystemExit, match=rf"^{message}\nStep 1 is saved. Continue"):
+        command(tmp_path, measure=measure)
+    with pytest.raises(SystemExit, match=rf"^{message}$"):
+        command(tmp_path, "--evaluate-only", "--checkpoint", "model", measure=measure)
+
+
 def test_a_run_that_goes_on_with_another_rate(tmp_path):
     """Only if the command line says so, and not because an option was forgotten."""
     with pytest.raises(SystemExit, match="must be an image"):
@@ -116,6 +138,41 @@ def test_a_run_that_goes_on_with_another_rate(tmp_path):
     with pytest.raises(SystemExit, match=r"clip_norm must be 2.0 to go on from .*, got 1.0"):
         command(tmp_path, "--resume")
     command(tmp_path, "--resume", "--clip-norm", "3")
+
+
+@pytest.mark.parametrize(("name", "setting"), [("a.json", "the annotations"), ("b.json", "the validation annotations")])
+def test_a_run_goes_on_with_the_same_annotations(name, setting, tmp_path):
+    command(tmp_path)
+    (tmp_path / name).write_text("[]")
+    message = rf"SHA-256 of {setting} must be 44136fa355b3678a to go on from .*, got 4f53cda18c2baa0c"
+    with pytest.raises(SystemExit, match=message):
+        command(tmp_path, "--resume")
+    (tmp_path / name).write_text("{}")
+    command(tmp_path, "--resume")
+
+
+def test_a_run_that_overwrites_another(tmp_path):
+    """What it does not write itself, such as the best weights without validation data, is not left from the other."""
+    command(tmp_path, draw=lambda path, _: path.touch())
+    written = ["best", "checkpoints", "curves.png", "detections.png", "log.jsonl", "model", "results.json"]
+    given = ["a.json", "b.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(given + written)
+    with pytest.raises(SystemExit, match="error: --checkpoint must be none of what --overwrite deletes, got best"):
+        command(tmp_path, "--overwrite", "--checkpoint", "best")
+    with pytest.raises(SystemExit, match="must be an image"):
+        command(tmp_path, "--overwrite", load=partial(batches, bad=0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*given, "checkpoints", "log.jsonl"])
+
+
+def test_an_image_that_cannot_be_drawn(tmp_path):
+    """It is an error of the command, after all else is written."""
+
+    def draw(path, variables):
+        raise ImageError(f"b.png must be an image, for {path.name} of {variables}")
+
+    with pytest.raises(SystemExit, match=r"^train: error: b.png must be an image, for detections.png of 4$"):
+        command(tmp_path, draw=draw)
+    assert (tmp_path / "model").exists() and (tmp_path / "results.json").exists()
 
 
 def test_a_file_is_replaced_only_by_a_complete_one(tmp_path):
@@ -132,6 +189,10 @@ def test_a_file_is_replaced_only_by_a_complete_one(tmp_path):
     ("arguments", "message"),
     [
         (["--best", "AP90"], "--best must be one of AP, AP50, got AP90"),
+        (
+            ["--evaluate-only", "--checkpoint", "model", "--resume", "--no-mirror", "--clip-norm", "1"],
+            "--evaluate-only does not use --no-mirror, --resume, --clip-norm",
+        ),
         (["--patience", "0"], "--patience must be positive, got 0"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -91,6 +92,19 @@ def test_boxes_in_a_photo(number, golden, tmp_path, monkeypatch):
     assert_allclose(objects.scores, golden[f"{number}/scores"], atol=1e-5)
     assert_allclose(objects.labels, golden[f"{number}/labels"])
     assert_allclose(objects.boxes, golden[f"{number}/boxes"], atol=1e-3)
+
+
+def test_objects_that_are_not_finite(tmp_path, monkeypatch, capsys):
+    checkpoint = weights.load(processors.CHECKPOINTS / "rt_detr_v2")
+    params = jax.tree.map(np.copy, checkpoint.variables["params"])
+    params["class_embed_1"]["bias"][:] = np.nan
+    processor = Preprocessor.from_json("rt_detr_v2", {"size": [64, 96]})
+    broken = checkpoint._replace(variables=checkpoint.variables | {"params": params}, processor=processor)
+    monkeypatch.setattr(command, "load", lambda _: broken)
+    processors.image(*processors.PHOTO).save(tmp_path / "photo.png")
+    with pytest.raises(SystemExit):
+        command.main([str(tmp_path), str(tmp_path / "photo.png")])
+    assert "photo.png must have finite scores and boxes, got score nan and box [" in capsys.readouterr().err
 
 
 def test_all_settings_of_transformers_are_known(golden):

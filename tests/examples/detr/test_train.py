@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,12 @@ pytest.importorskip("safetensors")
 
 from examples.detr import weights
 from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
+from examples.detr.evaluate import average_precision
 from examples.detr.images import Normalisation, Preprocessor
 from examples.detr.optimiser import RECIPES, Recipe, group, make_optimiser, rate
 from examples.detr.train import main, parse
 from examples.detr.training import train
+from examples.library import trainer
 from examples.library.coco import open_image, read
 from examples.library.files import read_object
 from tests.helpers import detr_training, processors
@@ -87,6 +90,9 @@ def test_the_command(folder, tmp_path, capsys):
     for name in ("curves.png", "detections.png"):
         with Image.open(tmp_path / name) as picture:
             assert len(picture.convert("RGB").getcolors(10**7)) > 50
+    main([*data(folder), "--validation", *data(folder), "--checkpoint", str(tmp_path / "best"), "--evaluate-only"])
+    best = max(result["scores"].values(), key=lambda scores: scores["AP"])
+    assert capsys.readouterr().out.startswith(trainer.described(best))
     with pytest.raises(SystemExit, match="has checkpoints of a run"):
         main([*data(folder), "--checkpoint", str(tmp_path / "model"), *options])
 
@@ -128,9 +134,10 @@ def test_batches(folder):
     jax.tree.map(assert_array_equal, found, again)
     assert {batch.images.shape for batch in found} == {(2, 64, 64, 3), (2, 96, 96, 3)}
     plain = Loading(((96, 96),), 4, objects=3, keeps_ratio=True, augmented=False, mirrors=False)
-    (ids, batch), (last, padded) = evaluation_batches(dataset, plain)
-    assert ids == [1, 2, 3, 4] and last == [5, 6] and len(padded.images) == 4
-    assert batch.mask[:, :76].all() and not batch.mask[:, 76:].any()
+    processor = Preprocessor.from_json("deformable_detr", {}).for_training("deformable_detr", 96)
+    (ids, (images, mask)), (last, (padded, _)) = evaluation_batches(dataset, processor, plain)
+    assert ids == [1, 2, 3, 4] and last == [5, 6] and images.shape == padded.shape == (4, 96, 96, 3)
+    assert mask[:, :76].all() and not mask[:, 76:].any()
     batch = batched([fitted(load(dataset, image), (96, 96), plain) for image in ids], 3)
     for index, image in enumerate(ids):
         for number, one in enumerate(dataset.objects(image)):
@@ -152,11 +159,59 @@ def test_images_are_those_of_the_processor_that_is_written(name, folder, tmp_pat
     assert checkpoint.processor.normalisation == Normalisation(1.0, (124, 116, 104), (58, 57, 57.5))
     weights.save(tmp_path / "trained", checkpoint)
     processor = weights.load(tmp_path / "trained").processor
-    ids, batch = next(evaluation_batches(dataset, options.loading))
-    for image, pixels, mask in zip(ids, batch.images, batch.mask, strict=True):
-        expected_pixels, expected_mask = processor(open_image(dataset, image))
-        assert_array_equal(pixels, expected_pixels[0])
-        assert_array_equal(mask, expected_mask[0])
+    for image in dataset.images:
+        batch = batched([fitted(load(dataset, image), options.loading.sizes[0], options.loading)], 3)
+        pixels, mask = processor(open_image(dataset, image))
+        assert_array_equal(batch.images, pixels)
+        assert_array_equal(batch.mask, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "options", "size", "message"),
+    [
+        ("rt_detr_v2", {"size": [96, 64], "resample": 3}, [], (96, 64), ""),
+        ("rt_detr_v2", {"size": [96, 64], "resample": 3}, ["--sizes", "32"], (32, 32), ""),
+        ("rt_detr_v2", {"size": [90, 60]}, [], (640, 640), "up to 90 x 60 pixels, which the model cannot take"),
+        ("rt_detr_v2", {"do_resize": False}, [], (640, 640), "Their size is 640 x 640 pixels instead"),
+        ("deformable_detr", {"size": [90, 60]}, [], (90, 60), ""),
+        ("deformable_detr", {"size": [30, 40], "pad_size": [36, 41]}, [], (36, 41), ""),
+        ("deformable_detr", {"size": {"shortest_edge": 32, "longest_edge": 99}}, [], (40, 40), "are padded to 40 x 40"),
+    ],
+)
+def test_a_checkpoint_is_evaluated_as_it_is(name, settings, options, size, message, folder, tmp_path, capsys):
+    """With its own sizes, padding and filter, unless the options say otherwise. One image is turned."""
+    content = json.loads((folder / "annotations.json").read_text())
+    content["images"][0] |= {"width": 64, "height": 80}
+    path, turned = tmp_path / "annotations.json", tmp_path / "turned"
+    path.write_text(json.dumps(content))
+    shutil.copytree(folder, turned)
+    with Image.open(turned / "1.png") as image:
+        image.transpose(Image.Transpose.ROTATE_90).save(turned / "1.png")
+    start = weights.load(detr_training.FOLDER / name)
+    labelled = weights.with_labels(start.config, ["red", "yellow", *start.labels[2:]])
+    processor = Preprocessor.from_json(name, settings)
+    weights.save(tmp_path / "start", start._replace(config=labelled, processor=processor))
+    common = [str(path), str(turned), "--checkpoint", str(tmp_path / "start"), "--evaluate-only"]
+    parsed = parse([*common, "--validation", str(path), str(turned), *options])
+    printed = capsys.readouterr().out
+    assert message in printed and bool(message) == bool(printed)
+    _, validation, checkpoint = parsed.inputs
+    ids, (images, masks) = next(evaluation_batches(validation, checkpoint.processor, parsed.loading))
+    assert images.shape[1:3] == size
+    if not (options or message):
+        for image, pixels, mask in zip(ids, images, masks, strict=False):
+            for found, expected in zip((pixels, mask), processor(open_image(validation, image)), strict=True):
+                assert_array_equal(found, expected[0])
+
+
+def test_objects_that_are_not_finite(folder, monkeypatch):
+    """Also if their class is one that the annotations do not have, because the class does not mean anything then."""
+    boxes = np.zeros((2, 1, 4))
+    boxes[1, 0, 3] = np.nan
+    monkeypatch.setattr("examples.detr.evaluate.find", lambda *_: (np.ones((2, 1)), np.zeros((2, 1), int), boxes, None))
+    dataset = read(folder / "annotations.json", folder)._replace(categories=[None])
+    with pytest.raises(ValueError, match=r"found in 2.png must have finite .*, got score 1.0 and box .*, nan"):
+        average_precision(None, None, dataset, Preprocessor.from_json("rt_detr_v2", {}), Loading((), 2))
 
 
 def test_groups_of_parameters():
