@@ -1,4 +1,4 @@
-"""Files that are complete whenever they exist, their digests, JSON that every reader takes, and checks of what is read."""
+"""Files that are complete whenever they exist, JSON that every reader takes, digests, and checks of what is read."""
 
 import contextlib
 import hashlib
