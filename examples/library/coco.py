@@ -1,7 +1,7 @@
 """Images with annotations in the format of COCO, and the order in which a training takes them."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +12,7 @@ from pycocotools.coco import COCO
 
 from . import classes, precision
 from .annotations import read as read_annotations
-
-SHOWN = 5  # of several mistakes
+from .files import listed
 
 
 class ImageError(ValueError):
@@ -73,7 +72,7 @@ class Dataset(NamedTuple):
                 categories[place] = category
             elif category in used:
                 raise ValueError(
-                    f"{self.path} must have objects of the model's classes, {some(names)}, but has some of the class "
+                    f"{self.path} must have objects of the model's classes, {listed(names)}, but has some of the class "
                     f"{name!r}"
                 )
         return self._replace(names=list(names), categories=categories)
@@ -90,7 +89,7 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     names = [image["file_name"] for image in content["images"]]
     missing = [name for name in names if name not in present and not (folder / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} must have the images of {annotations}, but lacks {some(missing)}")
+        raise FileNotFoundError(f"{folder} must have the images of {annotations}, but lacks {listed(missing)}")
     categories = content["categories"]
     ids = [one["id"] for one in categories]
     return Dataset(precision.indexed(content), annotations, folder, [one["name"] for one in categories], ids)
@@ -167,10 +166,3 @@ def rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("RGB")
-
-
-def some(listed: Iterable[Any]) -> str:
-    """The first of several names, and how many more there are."""
-    listed = list(listed)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(map(str, listed[:SHOWN])) + more

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from .coco import Dataset, read, some
+from .coco import Dataset, read
+from .files import listed
 from .precision import indexed
 
 POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience"}
@@ -120,7 +121,7 @@ def _print_what_is_left_out(dataset, options):
     used = {one["category_id"] for image in dataset.images for one in dataset.objects(image)}
     unused = [name for name, category in zip(dataset.names, dataset.categories, strict=True) if category not in used]
     if unused:
-        print(f"Classes without an object to train on: {some(unused)}")
+        print(f"Classes without an object to train on: {listed(unused)}")
     most = options.objects or max(dataset.counts)
     beyond = [count - most for count in dataset.counts if count > most]
     if beyond:

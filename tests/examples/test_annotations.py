@@ -128,7 +128,7 @@ def test_annotations_that_do_not_fit(annotations, message, folder):
 def test_missing_images(folder):
     (folder / "b.png").unlink()
     (folder / "b.png").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"must have the images of .*, but lacks b.png"):
+    with pytest.raises(FileNotFoundError, match=r"must have the images of .*, but lacks 'b.png'"):
         read(*written(folder, content()))
 
 
@@ -326,6 +326,6 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "1 images without annotations are not trained on. --background trains on them, too.",
         "2 images are not trained on, because their objects are not.",
-        "Classes without an object to train on: dog",
+        "Classes without an object to train on: 'dog'",
         "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
     ]

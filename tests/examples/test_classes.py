@@ -165,5 +165,5 @@ def test_detections_of_a_checkpoint(categories, tmp_path):
     boxes = np.array([[30 * place, 10, 30 * place + 20, 30] for place in (0, 0, 1, 2)], np.float32)
     found = Detections(boxes, np.array([0.7, 0.95, 0.8, 0.9]), np.arange(4), None)
     assert average_precision(dataset, results(dataset, 1, found, (96, 96)), masks=False)["box AP"] == pytest.approx(1)
-    with pytest.raises(ValueError, match="must have objects of the model's classes, cat, lamp, but has some of"):
+    with pytest.raises(ValueError, match="must have objects of the model's classes, 'cat', 'lamp', but has some of"):
         dataset.with_classes(["cat", "lamp"])
