@@ -77,6 +77,12 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: (platform_of(item) != "cuda", not is_optimized(item)))
 
 
+def pytest_runtest_teardown(item, nextitem):
+    """Forgets the programs of a file. With all optimisations, those of all files took 8 GB, and XLA crashed."""
+    if item.config.getoption("optimized") and (nextitem is None or nextitem.path != item.path):
+        jax.clear_caches()
+
+
 def platform_of(item):
     return item.callspec.params["platform"] if getattr(item, "callspec", None) else None
 

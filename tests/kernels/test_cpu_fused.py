@@ -129,9 +129,6 @@ MUTATIONS = {
         "cotangents.h", "{~~before.box().Overlaps(samples_.box())~>false~~}", "threads", "avx2", "data race"),
     "planes that have their sums in one place": (
         "cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", f"data race|{WRONG}"),
-    "plane that is rounded before it is set to zero": (
-        "cotangents.h", "{~~progress_.prepared_bands.WaitFor(plane, plan_.bands());  //~>//~~} tiles",
-        "threads", "avx2", "data race"),
     "patch that has fewer rows than the tile reads": (
         "cotangents.h", "box.rows() <= {~~plan_.patch_rows()~>100~~};", "none", "avx2", SIGNAL),
     "tile without a patch that adds before the one before": (
