@@ -45,8 +45,8 @@ def with_rows(
 ) -> np.ndarray:
     """New weights, in which each class that has a place among the old classes has its old ones.
 
-    axis: has `per_class` entries for each class. It may end with others, such as of the background; they stay old unless
-    all classes are new.
+    axis: has `per_class` entries for each class. It may end with others, such as of the background, which stay old
+    unless all classes are new.
 
     >>> with_rows(np.zeros(4), np.array([1, 2, 9]), [None, 0, 1]).tolist()
     [0.0, 1.0, 2.0, 9.0]

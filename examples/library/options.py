@@ -44,7 +44,7 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("--objects", type=int, help="how many objects of an image are trained on at most; by default all")
     add("--background", action="store_true", help="train on images without annotations, too, against false detections")
     add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="type in which layers compute (%(default)s)")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="in which layers compute (%(default)s)")
     add("--devices", type=int, help="how many devices share each batch; by default all")
     add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
