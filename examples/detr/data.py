@@ -113,7 +113,8 @@ def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> 
 def fitted(example: Example, size: tuple[int, int], loading: Loading) -> tuple[Example, tuple[int, int]]:
     """An example resized to (height, width), or with its ratio into the top left corner, and how much it fills."""
     names = LIMITS if loading.keeps_ratio else SIDES
-    shape = resized(*example.image.shape[:2], dict(zip(names, size, strict=True)))
+    height, width = resized(*example.image.shape[:2], dict(zip(names, size, strict=True)))
+    shape = max(height, 1), max(width, 1)
     found = augment.sanitise(augment.resize(example, *shape, loading.resample))
     return found._replace(image=padded(found.image, size)), shape
 

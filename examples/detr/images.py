@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from PIL import Image
 
+from examples.library.coco import ImageError
 from examples.library.objects import Objects
 
 from .decoder import Outputs
@@ -168,6 +169,8 @@ class Preprocessor:
     def shapes(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """The heights and widths of an image after it is resized, and after it is padded."""
         filled = resized(height, width, self.size) if self.size else (height, width)
+        if 0 in filled:
+            raise ImageError(f"an image of {height} x {width} pixels would have no pixel at the size {self.size}")
         full = self.pad_size or filled
         if any(side < least for side, least in zip(full, filled, strict=True)):
             raise ValueError(f"pad_size must be at least {filled}, the size of a resized image, got {full}")
@@ -231,13 +234,12 @@ def resized(height: int, width: int, size: Mapping[str, int]) -> tuple[int, int]
         return size["height"], size["width"]
     if "max_height" in size:
         factor = min(size["max_height"] / height, size["max_width"] / width)
-        return max(int(height * factor), 1), max(int(width * factor), 1)
+        return int(height * factor), int(width * factor)
     shorter, longer = sorted((height, width))
     edge = min(size["shortest_edge"], size["longest_edge"] * shorter / longer)
     short, long = round(edge), int(edge * longer / shorter)
     if short == shorter:  # the image stays, even if its longer side is a pixel too long
         return height, width
-    short = max(short, 1)
     return (short, long) if height <= width else (long, short)
 
 

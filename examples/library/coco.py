@@ -129,8 +129,8 @@ def padded_count(objects: int) -> int:
 def fitted_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:
     """The size of an image after it is resized, with the same ratio, to fit into size (height, width).
 
-    >>> fitted_size(480, 640, (96, 96))
-    (72, 96)
+    >>> fitted_size(480, 640, (96, 96)), fitted_size(10, 3000, (96, 96))
+    ((72, 96), (1, 96))
     """
     factor = min(size[0] / height, size[1] / width)
     return min(size[0], max(round(height * factor), 1)), min(size[1], max(round(width * factor), 1))

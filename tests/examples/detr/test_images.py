@@ -17,6 +17,7 @@ from examples.detr import weights
 from examples.detr.data import Loading, batched, fitted
 from examples.detr.images import IGNORED, KNOWN, PROCESSORS, Preprocessor
 from examples.library.augment import Example
+from examples.library.coco import ImageError
 from tests.helpers import processors
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -161,6 +162,14 @@ def test_settings_that_are_refused(settings, message, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=f"preprocessor_config.json does not fit: .*{message}"):
         weights.load(tmp_path)
+
+
+def test_an_image_that_would_have_no_pixel():
+    """It is trained on as one row; evaluation refuses it, as transformers does."""
+    loading = Loading(((64, 64),), 1, keeps_ratio=True)
+    assert fitted(Example(np.zeros((1, 200, 3), np.uint8), *NO_BOXES), (64, 64), loading)[1] == (1, 64)
+    with pytest.raises(ImageError, match="an image of 1 x 200 pixels would have no pixel at the size"):
+        Preprocessor.from_json("deformable_detr", {}).for_training("deformable_detr", 64).shapes(1, 200)
 
 
 def test_padding_that_is_too_small():
