@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check_finite(path, outputs.logits[0].max(-1), outputs.boxes[0])
             objects = find_objects(outputs, image.height, image.width, threshold, most)
             report(picture, image, objects, checkpoint.labels)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 
 

@@ -110,7 +110,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         else:
             processor = checkpoint.processor.for_training(checkpoint.model_type, options.sizes[-1])
         checkpoint = checkpoint._replace(processor=processor)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     defaults = RECIPES[checkpoint.model_type]
     if options.config:  # nothing in a random backbone is worth keeping

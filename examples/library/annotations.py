@@ -4,7 +4,6 @@ docs/annotations.md explains the table of the fields, `FIELDS`.
 """
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ TEXT = Field("a text", lambda value: isinstance(value, str) and bool(value.strip
 SIDE = Field("a positive whole number", lambda value: _is_number(value) and value >= 1 and value % 1 == 0)
 BOX = Field("a list of four numbers", lambda value: _is_list_of(_is_number, value) and len(value) == 4)
 AREA = Field("a number of at least 0", lambda value: _is_number(value) and value >= 0, None)
+MODE = Field("1, x and y of a corner, width and height", lambda value: value == 1, 1)
 FLAG = Field("0 or 1", lambda value: isinstance(value, (int, float)) and value in (0, 1), 0)
 FIELDS = {
     "images": {"id": ID, "file_name": TEXT, "width": SIDE, "height": SIDE},
@@ -50,6 +50,7 @@ FIELDS = {
         "image_id": ID,
         "category_id": ID,
         "bbox": BOX,
+        "bbox_mode": MODE,
         "area": AREA,
         "iscrowd": FLAG,
         "ignore": FLAG,
@@ -95,7 +96,6 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         image["is_background"] = True
     ids = {kind: _numbers(entries[kind], "id") for kind in FIELDS}
     _numbers(entries["categories"], "name")
-    _numbers(entries["images"], "file_name", os.path.normpath)
     unusual: Counter[str] = Counter()
     annotations = []
     for entry, annotation in zip(entries["annotations"], found["annotations"], strict=True):
@@ -113,6 +113,9 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         if annotation["area"] is None:
             annotation["area"] = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
         annotation["corners"] = _corners(annotation, image, unusual)
+        attributes = entry.value.get("attributes")
+        if isinstance(attributes, Mapping) and attributes.get("rotation"):
+            unusual["boxes whose rotation is ignored"] += 1
         annotations.append(annotation)
     if unusual:
         counts = ", ".join(f"{what} ({count})" for what, count in unusual.items())
@@ -153,13 +156,11 @@ def _checked(entry: _Entry, fields: Mapping[str, Field]) -> dict[str, Any]:
     return found
 
 
-def _numbers(
-    entries: Sequence[_Entry], field: str, label: Callable[[Any], Any] = lambda value: value
-) -> dict[int | str, int]:
-    """The numbers of the entries, from 1, by the label of a field's value, which must be different in all."""
+def _numbers(entries: Sequence[_Entry], field: str) -> dict[int | str, int]:
+    """The numbers of the entries, from 1, by the value of a field, which must be different in all."""
     numbers: dict[int | str, int] = {}
     for entry in entries:
-        first = numbers.setdefault(label(entry.value[field]), entry.number + 1) - 1
+        first = numbers.setdefault(entry.value[field], entry.number + 1) - 1
         if first != entry.number:
             raise entry.error(field, f"different from that of {entry.kind}[{first}]")
     return numbers

@@ -1,5 +1,6 @@
 """Classes, which are matched by their names: those of a checkpoint with the categories of annotations."""
 
+import unicodedata
 from collections.abc import Sequence
 
 import jax
@@ -85,4 +86,5 @@ def described(names: Sequence[str], classes: Sequence[str]) -> str:
 
 
 def _letters(name):
-    return "".join(character for character in name.casefold() if character not in " -_")
+    composed = unicodedata.normalize("NFKC", name)
+    return "".join(character for character in composed.casefold() if character not in " -_")

@@ -1,6 +1,7 @@
 """Images with annotations in the format of COCO, and the order in which a training takes them."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -85,6 +86,10 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     missing.
     """
     content = read_annotations(annotations, masks)
+    paths = [os.path.normpath(folder / image["file_name"]) for image in content["images"]]
+    twice = [path for path, count in Counter(paths).items() if count > 1]
+    if twice:
+        raise ValueError(f"{annotations} must have each image once, but has {listed(twice)} several times")
     present = {entry.name for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
     names = [image["file_name"] for image in content["images"]]
     missing = [name for name in names if name not in present and not (folder / name).is_file()]

@@ -14,6 +14,7 @@ from PIL import Image
 
 PALETTE = matplotlib.colormaps["tab20"]
 DPI = 100
+FORMATS = Figure().canvas.get_supported_filetypes()
 OPACITY = 0.45  # of masks
 
 
@@ -52,9 +53,12 @@ def checked_threshold(parser: argparse.ArgumentParser, options: argparse.Namespa
 def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
     """The image files that a command is given, and the picture to write for each.
 
-    Raises ValueError if two files have the same name, or folders have no images.
+    out: the picture of one file, or the folder of all pictures. Raises ValueError if it is among the images, if two
+    files have the same name, or if folders have no images.
     """
-    if len(images) == 1 and not images[0].is_dir():
+    if out.resolve() in [path.resolve() for path in images]:
+        raise ValueError(f"--out must be none of the images, got {out}")
+    if len(images) == 1 and not images[0].is_dir() and not out.is_dir() and out.suffix[1:].lower() in FORMATS:
         return [(images[0], out)]
     readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     files = []

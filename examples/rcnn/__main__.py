@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             masks = None if found.masks is None else found.masks[0][kept]
             detected = objects.Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept], masks)
             objects.report(picture, image, detected, names)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 
 

@@ -208,7 +208,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--config and --set must be given with --checkpoint")
     try:
         dataset, validation, model, variables = read_inputs(options)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     choose_best(parser, options, [*average_precision(NO_IMAGES, [], model.config.masks)])
     divisor = model.config.divisor

@@ -32,7 +32,7 @@ PER_CLASS = {"fc_cls": 1, "fc_reg": 4, "conv_logits": 1}  # outputs of the layer
 OTHERS = {
     "Detectron2": ("proposal_generator.", "backbone.bottom_up."),
     "torchvision": ("roi_heads.", "rpn.head.", "backbone.body."),
-    "mmdet 1": ("bbox_head.", "mask_head."),
+    "mmdet 1, or a detector of one stage": ("bbox_head.", "mask_head."),
 }
 
 

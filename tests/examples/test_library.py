@@ -125,6 +125,12 @@ def test_pictures_of_files_and_folders(folder):
     expected = [(folder / name, folder / "out" / f"{name}.png") for name in ("a.png", "b.JPG")]
     assert pictures([folder], out) == expected
     assert pictures([folder / "a.png", folder / "b.JPG"], folder / "out") == expected
+    assert pictures([folder / "a.png"], folder / "found") == [(folder / "a.png", folder / "found" / "a.png.png")]
+    (folder / "of.jpg").mkdir()
+    assert pictures([folder / "a.png"], folder / "of.jpg") == [(folder / "a.png", folder / "of.jpg" / "a.png.png")]
+    for image in (folder / "a.png", folder):
+        with pytest.raises(ValueError, match=r"--out must be none of the images, got "):
+            pictures([image], image)
     with pytest.raises(ValueError, match=r"images must have names of their own, got a.png twice"):
         pictures([folder, folder / "a.png"], out)
     (folder / "empty").mkdir()

@@ -212,7 +212,7 @@ def test_names():
     for name, library in {
         "roi_heads.box_predictor.cls_score.weight": "torchvision",
         "backbone.bottom_up.res2.0.conv1.weight": "Detectron2",
-        "bbox_head.fc_cls.weight": "mmdet 1",
+        "bbox_head.fc_cls.weight": "mmdet 1, or a detector of one stage",
     }.items():
         with pytest.raises(ValueError, match=f"must be of mmdet's Faster R-CNN or Mask R-CNN, but is of {library}$"):
             check_names({"backbone.a": 1, name: 2})
