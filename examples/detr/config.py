@@ -266,8 +266,29 @@ def _check(settings: "DeformableDetrConfig | RTDetrConfig", config: Mapping[str,
 
 
 def _known(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that `cls` has, and whose values are not null."""
-    values = {field.name: config.get(field.name) for field in dataclasses.fields(cls)}
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None
-    }
+    """The settings that `cls` has, whose values are not null, and that need no other function to be understood.
+
+    Raises ValueError if one is not of the kind of its default.
+    """
+    known = {}
+    for field in dataclasses.fields(cls):
+        value, default = config.get(field.name), field.default
+        if value is None or field.name in ("backbone", "out_indices"):
+            continue
+        value = tuple(value) if isinstance(value, list) else value
+        kind = default[0] if isinstance(default, tuple) else default
+        is_listed = isinstance(default, tuple) or field.name == "decoder_n_points"
+        values = value if isinstance(value, tuple) and is_listed else (value,)
+        if (isinstance(default, tuple) and not isinstance(value, tuple)) or not all(
+            _is_like(one, kind) for one in values
+        ):
+            raise ValueError(f"{field.name} must be like {default!r} in the config, got {config[field.name]!r}")
+        known[field.name] = value
+    return known
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value has the type of the default and, if that is a number of things, is not negative."""
+    if isinstance(default, float):
+        return type(value) in (int, float)
+    return type(value) is type(default) and (type(value) is not int or value >= min(default, 0))

@@ -18,6 +18,14 @@ from .distributions import Distribution, distillation, fine_grained_localisation
 from .losses import box_losses, box_quality, varifocal
 from .matching import Costs, Targets, match
 
+# Settings in a config.json of transformers' own losses, and their defaults there. They have no effect on these losses.
+UNUSED = {
+    **{"class_cost": 1, "bbox_cost": 5, "giou_cost": 2, "bbox_loss_coefficient": 5, "giou_loss_coefficient": 2},
+    **{"focal_alpha": 0.25, "matcher_alpha": 0.25, "matcher_gamma": 2.0, "matcher_class_cost": 2.0},
+    **{"matcher_bbox_cost": 5.0, "matcher_giou_cost": 2.0, "use_focal_loss": True, "focal_loss_alpha": 0.75},
+    **{"focal_loss_gamma": 2.0, "weight_loss_vfl": 1.0, "weight_loss_bbox": 5.0, "weight_loss_giou": 2.0},
+    **{"weight_loss_fgl": 0.15, "weight_loss_ddf": 1.5},
+}
 Losses = dict[str, jax.Array]
 COSTS = Costs()
 

@@ -26,6 +26,7 @@ from examples.library.files import read_object
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
 
 from . import weights
+from .criterion import UNUSED
 from .data import Loading, training_batches
 from .evaluate import Detector, average_precision, draw
 from .images import Preprocessor
@@ -146,6 +147,11 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
         if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
             config = {"freeze_backbone_batch_norms": False} | config
         found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)
+    unused = [
+        f"{name}={found.config[name]}" for name, value in UNUSED.items() if found.config.get(name, value) != value
+    ]
+    if unused and not options.evaluate_only:
+        print(f"The losses are those of the authors' code, without these settings of config.json: {', '.join(unused)}")
     return found
 
 

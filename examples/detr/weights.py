@@ -1,6 +1,7 @@
 """Checkpoints of transformers: a folder with config.json, and weights by name; read, written, and with new classes."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,8 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     with _naming(path):
         make_model(config)  # raises if the config is not supported, before the weights are read
     settings = read_object(processor_path) if processor_path.exists() else {}
+    if not settings:
+        logging.getLogger(__name__).warning("%s has no settings. Assumed are those of the authors.", processor_path)
     with _naming(processor_path):
         processor = Preprocessor.from_json(config["model_type"], settings)
     state = _weights(folder)

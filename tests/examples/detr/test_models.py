@@ -276,3 +276,19 @@ def test_layers_after_the_one_for_inference_do_not_run():
     whole = jax.jit(make_model(config | {"eval_idx": -1}).apply)(variables, images)
     assert len(first.layers.boxes) == 1 and len(whole.layers.boxes) == 2
     assert_allclose(first.boxes, whole.layers.boxes[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decoder_layers": "2"},
+        {"decoder_layers": 2.0},
+        {"num_queries": -3},
+        {"encode_proj_layers": 2},
+        {"d_model": [16]},
+    ],
+)
+def test_settings_of_another_kind(change):
+    config = detectors.CONFIGS["rt_detr"] | change
+    with pytest.raises(ValueError, match=f"{next(iter(change))} must be like .* in the config, got"):
+        make_model(config)

@@ -80,8 +80,11 @@ def batches(folder, size=2):
 @pytest.mark.slow
 def test_the_command(folder, tmp_path, capsys):
     options = [*FEW, "--out", str(tmp_path)]
-    main([*data(folder), "--validation", *data(folder), "--config", str(CONFIG), *options])
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(CONFIG.read_text()) | {"weight_loss_bbox": 0, "matcher_alpha": 0.25}))
+    main([*data(folder), "--validation", *data(folder), "--config", str(config), *options])
     printed = capsys.readouterr().out
+    assert "without these settings of config.json: weight_loss_bbox=0\n" in printed
     assert "step 2: AP " in printed and "step 3: AP " in printed and "waited for data" in printed
     result = json.loads((tmp_path / "results.json").read_text())
     assert {"loss", "rate", "loss_vfl", "loss_bbox_dn_0", "milliseconds"} <= result["history"][0].keys()
