@@ -112,11 +112,16 @@ def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> 
 
 def fitted(example: Example, size: tuple[int, int], loading: Loading) -> tuple[Example, tuple[int, int]]:
     """An example resized to (height, width), or with its ratio into the top left corner, and how much it fills."""
-    names = LIMITS if loading.keeps_ratio else SIDES
-    height, width = resized(*example.image.shape[:2], dict(zip(names, size, strict=True)))
-    shape = max(height, 1), max(width, 1)
+    shape = fitted_shape(*example.image.shape[:2], size, loading.keeps_ratio)
     found = augment.sanitise(augment.resize(example, *shape, loading.resample))
     return found._replace(image=padded(found.image, size)), shape
+
+
+def fitted_shape(height: int, width: int, size: tuple[int, int], keeps_ratio: bool) -> tuple[int, int]:
+    """The height and width of an image after it is fitted into a size."""
+    names = LIMITS if keeps_ratio else SIDES
+    fitted_height, fitted_width = resized(height, width, dict(zip(names, size, strict=True)))
+    return max(fitted_height, 1), max(fitted_width, 1)
 
 
 def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int) -> Batch:

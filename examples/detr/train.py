@@ -27,9 +27,9 @@ from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best
 
 from . import weights
 from .criterion import UNUSED
-from .data import Loading, training_batches
+from .data import Loading, fitted_shape, training_batches
 from .evaluate import Detector, average_precision, draw
-from .images import Preprocessor
+from .images import SIDES, Preprocessor
 from .optimiser import RECIPES, Recipe
 from .rt_detr import COARSEST_STRIDE as STRIDE
 from .training import train
@@ -105,7 +105,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             validation = validation.with_classes(checkpoint.labels)
         else:
             check_counts(dataset, options.objects, checkpoint.model.config.num_queries)
-            print_small_objects(dataset, min(options.sizes))
+            print_small_objects(dataset, min(options.sizes), checkpoint.model_type == "deformable_detr")
         if takes_sizes_of_checkpoint:
             processor = for_batches(checkpoint, validation, options.sizes[-1])
         else:
@@ -187,14 +187,14 @@ def check_counts(dataset: Dataset, limit: int | None, queries: int) -> None:
         )
 
 
-def print_small_objects(dataset: Dataset, side: int) -> None:
+def print_small_objects(dataset: Dataset, side: int, keeps_ratio: bool) -> None:
     """Prints how many objects have a side below a pixel when their images are fitted into a square, if any."""
     small = 0
     for image in dataset.images:
-        info = dataset.annotations.imgs[image]
-        scale = side / np.array([info["width"], info["height"]])
-        for x0, y0, x1, y1 in (one["corners"] for one in dataset.objects(image)):
-            small += np.any(scale * (x1 - x0, y1 - y0) < MIN_SIDE)
+        height, width = (dataset.annotations.imgs[image][name] for name in SIDES)
+        scale = np.divide(fitted_shape(height, width, (side, side), keeps_ratio), (height, width))[::-1]
+        corners = np.array([one["corners"] for one in dataset.objects(image)]).reshape(-1, 4)
+        small += ((corners[:, 2:] - corners[:, :2]) * scale < MIN_SIDE).any(1).sum()
     if small:
         print(f"{small} objects have a side below a pixel in images of {side} pixels, and are not trained on there.")
 

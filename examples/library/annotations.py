@@ -107,7 +107,7 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         image["is_background"] = False
         if masks:
             annotation["segmentation"] = _segmentation(entry, annotation["iscrowd"], image, unusual)
-            if not _has_pixels(annotation["segmentation"], image):
+            if not annotation["segmentation"]:
                 unusual["objects without a pixel in their mask"] += 1
                 continue
         if annotation["area"] is None:
@@ -183,15 +183,8 @@ def _corners(annotation, image, unusual):
     return None
 
 
-def _has_pixels(segmentation, image):
-    if isinstance(segmentation, Mapping):
-        counts = segmentation["counts"]
-        return any((run_lengths(counts) if isinstance(counts, str) else counts)[1::2])
-    return bool(segmentation) and rle.area(rle.frPyObjects(segmentation, image["height"], image["width"])).any()
-
-
 def _segmentation(entry, is_crowd, image, unusual):
-    """The mask of an annotation as pycocotools takes it: polygons, none if there is no good one, or run lengths."""
+    """The mask of an annotation as pycocotools takes it: polygons or run lengths; None if it has no pixel."""
     value = entry.value.get("segmentation")
     if value is None and not is_crowd:
         raise entry.error("segmentation", f"{POLYGONS}, or pass --boxes-only")
@@ -201,7 +194,7 @@ def _segmentation(entry, is_crowd, image, unusual):
         is_whole = _is_list_of(lambda count: isinstance(count, int) and count >= 0, counts)
         if size != [image["height"], image["width"]] or not is_whole or sum(counts) != size[0] * size[1]:
             raise entry.error("segmentation", RUN_LENGTHS)
-        return {"size": size, "counts": value["counts"]}
+        return {"size": size, "counts": value["counts"]} if any(counts[1::2]) else None
     polygons = [] if value is None else value
     if not isinstance(polygons, list) or not all(_is_list_of(_is_coordinate, polygon) for polygon in polygons):
         raise entry.error("segmentation", f"{POLYGONS}, or {RUN_LENGTHS}")
@@ -213,7 +206,8 @@ def _segmentation(entry, is_crowd, image, unusual):
     ]
     if len(good) < len(polygons):
         unusual["malformed polygons"] += len(polygons) - len(good)
-    return good
+    has_pixels = good and rle.area(rle.frPyObjects(good, image["height"], image["width"])).any()
+    return good if has_pixels else None
 
 
 def _is_list_of(fits, value):

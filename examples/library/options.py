@@ -113,16 +113,17 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
 
 
 def _print_what_is_left_out(dataset, options):
-    background, whole = len(dataset.background_images), len(dataset.images_with_objects)
+    objects = [dataset.objects(image) for image in dataset.images]
+    counts, background = [*map(len, objects)], len(dataset.background_images)
     if background and not options.background:
         print(f"{background} images without annotations are not trained on. --background trains on them, too.")
-    if len(dataset.images) > background + whole:
-        print(f"{len(dataset.images) - background - whole} images are not trained on, because their objects are not.")
-    used = {one["category_id"] for image in dataset.images for one in dataset.objects(image)}
+    if without_objects := counts.count(0) - background:
+        print(f"{without_objects} images are not trained on, because their objects are not.")
+    used = {one["category_id"] for of_image in objects for one in of_image}
     unused = [name for name, category in zip(dataset.names, dataset.categories, strict=True) if category not in used]
     if unused:
         print(f"Classes without an object to train on: {listed(unused)}")
-    most = options.objects or max(dataset.counts)
-    beyond = [count - most for count in dataset.counts if count > most]
+    most = options.objects or max(counts)
+    beyond = [count - most for count in counts if count > most]
     if beyond:
         print(f"{sum(beyond)} objects of {len(beyond)} images are beyond --objects, and are not trained on.")

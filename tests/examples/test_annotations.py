@@ -203,6 +203,7 @@ NAN = float("nan")
         ([[1e9, *SQUARE[1:]], SQUARE], 1),
         ([[0.1, 0.1, 0.4, 0.1, 0.4, 0.4, 0.1, 0.4]], 0),
         ([[30, 2, 38, 2, 38, 8, 30, 8]], 0),
+        ({"size": [10, 20], "counts": [200]}, 0),
     ],
 )
 def test_polygons(segmentation, polygons, folder, caplog):
@@ -322,10 +323,19 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
     options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False)
     options.annotations, options.images = written(folder, made)
     dataset, _ = read_data(options)
-    print_small_objects(dataset, 10)
+    print_small_objects(dataset, 10, keeps_ratio=False)
     assert capsys.readouterr().out.splitlines() == [
         "1 images without annotations are not trained on. --background trains on them, too.",
         "2 images are not trained on, because their objects are not.",
         "Classes without an object to train on: 'dog'",
         "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
     ]
+
+
+def test_small_objects_depend_on_how_an_image_is_fitted(folder, capsys):
+    """With its ratio, an image of 20 x 10 pixels becomes 10 x 5, and an object that is 1.5 pixels high loses half."""
+    dataset = read(*written(folder, content(bbox=[1, 2, 4, 1.5])))
+    print_small_objects(dataset, 10, keeps_ratio=False)
+    assert capsys.readouterr().out == ""
+    print_small_objects(dataset, 10, keeps_ratio=True)
+    assert capsys.readouterr().out.startswith("1 objects have a side below a pixel in images of 10 pixels")
