@@ -18,7 +18,6 @@ _AVERAGES = {  # averaged weights, and whose code evaluates them
     "params_ema": "BasicSR",
     "state_dict_ema": "timm",
 }
-_DEEPEST = 4  # names in a key
 
 
 def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: bool = True) -> dict[str, np.ndarray]:
@@ -172,9 +171,12 @@ def _load_torch(path: Path, weights_only: bool) -> Any:
 
 def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.ndarray]:
     """The arrays of the state dict in what :func:`read` returned, at `key` or where files usually have it."""
-    inside = dict(_inside(content))
+    mappings = list(_inside(content))
+    inside = dict(mappings)
     if key is not None and key not in inside:
         raise ValueError(f"key must be {_candidates(inside)}, which {str(path)!r} has, got {key!r}")
+    if key is not None and [one for one, _ in mappings].count(key) > 1:
+        raise ValueError(f"key must name one mapping in {str(path)!r}, got {key!r}, which names several")
     name = key or next((name for name in _KEYS if name in inside), None)
     values = inside[name] if name else content if isinstance(content, Mapping) else {}
     skipped = [name for name, value in values.items() if isinstance(value, Skipped)]
@@ -201,28 +203,34 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
     return state
 
 
-def _with_arrays(values: Iterable[tuple[Any, Any]], depth: int = _DEEPEST) -> Iterator[Any]:
-    """The names of values that are arrays or hold some, other than those of optimizers."""
+def _with_arrays(values: Iterable[tuple[Any, Any]], outer: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """The names of values that are arrays or hold some, other than those of optimizers.
+
+    outer: the values that hold these, which may hold each other.
+    """
     for name, value in values:
         inside: Iterable[tuple[Any, Any]] = ()
-        if isinstance(value, Mapping | list | tuple):
+        if isinstance(value, Mapping | list | tuple) and not _is_among(value, outer):
             inside = value.items() if isinstance(value, Mapping) else enumerate(value)
-        holds_arrays = _is_array(value) or (depth > 0 and any(True for _ in _with_arrays(inside, depth - 1)))
+        holds_arrays = _is_array(value) or any(True for _ in _with_arrays(inside, (*outer, value)))
         if holds_arrays and not _is_of_optimizer(name):
             yield name
+
+
+def _is_among(value: Any, others: Iterable[Any]) -> bool:
+    return any(value is other for other in others)
 
 
 def _is_of_optimizer(name: Any) -> bool:
     return "optimizer" in str(name)
 
 
-def _inside(content: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _inside(content: Any, prefix: str = "", outer: tuple[Any, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The mappings in what a file contains, by their names with dots."""
     for name, value in content.items() if isinstance(content, Mapping) else ():
-        if isinstance(value, Mapping) and isinstance(name, str):
+        if isinstance(value, Mapping) and isinstance(name, str) and not _is_among(value, outer):
             yield f"{prefix}{name}", value
-            if prefix.count(".") < _DEEPEST - 1:
-                yield from _inside(value, f"{prefix}{name}.")
+            yield from _inside(value, f"{prefix}{name}.", (*outer, value))
 
 
 def _candidates(inside: Mapping[str, Mapping[str, Any]]) -> str:

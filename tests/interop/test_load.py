@@ -118,11 +118,25 @@ def test_nested_state_dicts(arrays, tmp_path):
             interop.load(path, key=key, weights_only=False)
 
 
+def test_keys_with_dots_in_their_names(arrays, tmp_path):
+    """A mapping is found at any depth, one that contains itself is no trap, and two of one name are not confused."""
+    path = tmp_path / "model.pkl"
+    content = {"a": {"b": {"c": {"d": {"e": {"f": arrays}}}}}, "model": arrays}
+    content["a"]["itself"] = content["a"]
+    path.write_bytes(pickle.dumps(content))
+    assert_same(interop.load(path, key="a.b.c.d.e.f", weights_only=False), arrays)
+    assert_same(interop.load(path, weights_only=False), arrays)
+    path.write_bytes(pickle.dumps({"ema.module": arrays, "ema": {"module": {"x": np.ones(1)}}}))
+    with pytest.raises(ValueError, match=r"key must name one mapping in .*, got 'ema.module', which names several"):
+        interop.load(path, key="ema.module", weights_only=False)
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
         (lambda one: {"state_dict": {"head": one, "backbone": {"conv": one}}}, "backbone"),
         (lambda one: {"head": one, "parts": {0: [one]}}, "parts"),
+        (lambda one: {"head": one, "parts": [[[[[[[one]]]]]]]}, "parts"),
         (lambda one: {"model": {"head": one, "levels": [one, one]}}, "levels"),
     ],
 )
