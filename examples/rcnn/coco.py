@@ -1,7 +1,9 @@
-"""Images with annotations in the format of COCO, at one size for all, and the average precision of detections."""
+"""Images with annotations in the format of COCO, and the average precision of detections."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -12,7 +14,9 @@ from examples.library.coco import Dataset, fitted_size, in_turn, open_image, pad
 from examples.library.loop import ahead, filled_batches
 from examples.resnet import MEAN
 
+from .config import Config
 from .detector import Detections
+from .images import padded_sides, resize, resized_size
 from .losses import Batch
 
 
@@ -20,10 +24,10 @@ from .losses import Batch
 class Loading:
     """How examples are made.
 
-    size: (height, width) of all images, into which they are fitted. objects: the first of an image that are kept, by
-    default all. background: whether images without annotations are trained on. min_scale: training images are fitted
-    into a random part of the size, from this fraction of both sides to all. mirrors: whether half of the training
-    images are mirrored. colour: of the padding, in RGB. workers: threads.
+    size: (height, width) of all training images, into which they are fitted. objects: the first of an image that are
+    kept, by default all. background: whether images without annotations are trained on. min_scale: training images are
+    fitted into a random part of the size, from this fraction of both sides to all. mirrors: whether half of the
+    training images are mirrored. colour: of the padding, in RGB. workers: threads.
     """
 
     size: tuple[int, int]
@@ -38,16 +42,17 @@ class Loading:
     seed: int = 0
 
 
-def load_image(dataset: Dataset, image: int, loading: Loading, scale: float = 1.0) -> np.ndarray:
-    """An image, fitted into this fraction of the size, in the top left corner: uint8 [height, width, 3].
+def load_image(
+    dataset: Dataset, image: int, filled: tuple[int, int], size: tuple[int, int], colour: tuple[float, ...]
+) -> np.ndarray:
+    """An image, resized as in mmdet to fill so much of the top left corner: uint8 [height, width, 3].
 
     The rest has the colour of the padding, which is about 0 after normalisation.
     """
-    pixels = open_image(dataset, image)
-    height, width = fitted_size(pixels.height, pixels.width, _part(loading.size, scale))
-    canvas = np.empty((*loading.size, 3), np.uint8)
-    canvas[:] = np.round(loading.colour)
-    canvas[:height, :width] = pixels.resize((width, height), Image.Resampling.BILINEAR)
+    height, width = filled
+    canvas = np.empty((*size, 3), np.uint8)
+    canvas[:] = np.round(colour)
+    canvas[:height, :width] = resize(np.asarray(open_image(dataset, image))[None], height, width)[0]
     return canvas
 
 
@@ -63,8 +68,8 @@ def load_example(dataset: Dataset, image: int, loading: Loading, scale: float = 
         for mask, annotation in zip(masks, objects, strict=True):
             whole = Image.fromarray(255 * dataset.annotations.annToMask(annotation))
             mask[:height, :width] = np.asarray(whole.resize((width, height), Image.Resampling.BILINEAR)) >= 128
-    image_array = load_image(dataset, image, loading, scale)
-    return Batch(image_array, boxes.astype(np.float32), dataset.labels(objects), masks)
+    pixels = load_image(dataset, image, (height, width), loading.size, loading.colour)
+    return Batch(pixels, boxes.astype(np.float32), dataset.labels(objects), masks)
 
 
 def padded(example: Batch, count: int) -> Batch:
@@ -112,29 +117,38 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     return ahead(batch, steps, loading.workers)
 
 
-def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The ids of images, and the images, as `filled_batches`."""
+def evaluation_batches(
+    dataset: Dataset, loading: Loading, config: Config
+) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+    """The ids of images, and the images, resized to the scale of a model: first those of one shape, upright or not."""
+    sides = padded_sides(config.scale, config.divisor)
+    by_size = defaultdict(list)
+    for image in dataset.images:
+        info = dataset.annotations.imgs[image]
+        by_size[sides if info["height"] <= info["width"] else sides[::-1]].append(image)
 
-    def load(image):
-        return load_image(dataset, image, loading)
+    def load(size, image):
+        info = dataset.annotations.imgs[image]
+        filled = resized_size(info["height"], info["width"], config.scale)
+        return load_image(dataset, image, filled, size, loading.colour)
 
-    return filled_batches(dataset.images, loading.batch_size, load, np.stack, loading.workers)
+    for size, images in by_size.items():
+        yield from filled_batches(images, loading.batch_size, partial(load, size), np.stack, loading.workers)
 
 
-def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, int]) -> list[dict]:
-    """The detections in one image as COCO's results, from those in the output of `load_image`."""
+def results(dataset: Dataset, image: int, found: Detections, scale: tuple[int, int]) -> list[dict]:
+    """The detections in one image as COCO's results, from those in the image that is resized to a model's scale."""
     info = dataset.annotations.imgs[image]
     precision.check_finite(info["file_name"], found.scores, found.boxes)
-    height, width = fitted_size(info["height"], info["width"], size)
-    scale = np.array([info["width"] / width, info["height"] / height] * 2)
+    height, width = resized_size(info["height"], info["width"], scale)
+    boxes = np.minimum(found.boxes, [width, height] * 2) * ([info["width"] / width, info["height"] / height] * 2)
     listed = []
     for index in np.flatnonzero(np.asarray(found.scores) > 0):
         category = dataset.categories[int(found.labels[index])]
         if category is None:  # a class that the annotations do not have
             continue
         result = {"image_id": image, "category_id": category}
-        bbox = precision.corners_to_sides(np.asarray(found.boxes[index]) * scale)
-        result |= {"bbox": bbox, "score": float(found.scores[index])}
+        result |= {"bbox": precision.corners_to_sides(boxes[index]), "score": float(found.scores[index])}
         if found.masks is not None:
             mask = Image.fromarray(np.asarray(found.masks[index], np.uint8)[:height, :width])
             result["segmentation"] = encoded(np.asarray(mask.resize((info["width"], info["height"]))))

@@ -1,4 +1,6 @@
-"""From images to the input of the network, and from its masks to masks of images; both inside `jit`."""
+"""From images to the input of the network, and from its masks to masks of images."""
+
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,7 @@ import numpy as np
 
 from .config import Config
 
+Array = TypeVar("Array", np.ndarray, jax.Array)
 WEIGHT_BITS = 11  # of the fractions between pixels
 
 
@@ -17,10 +20,20 @@ def resized_size(height: int, width: int, scale: tuple[int, int]) -> tuple[int, 
     """
     longer, shorter = max(scale), min(scale)
     factor = min(longer / max(height, width), shorter / min(height, width))
-    return int(height * factor + 0.5), int(width * factor + 0.5)
+    return max(int(height * factor + 0.5), 1), max(int(width * factor + 0.5), 1)
 
 
-def resize(images: jax.Array, height: int, width: int) -> jax.Array:
+def padded_sides(scale: tuple[int, int], divisor: int) -> tuple[int, int]:
+    """The shorter and the longer side that all images have room in which are resized to a scale and padded.
+
+    >>> padded_sides((1333, 800), 32)
+    (800, 1344)
+    """
+    shorter, longer = sorted(side + -side % divisor for side in scale)
+    return shorter, longer
+
+
+def resize(images: Array, height: int, width: int) -> Array:
     """Images uint8 [batch, height, width, 3], interpolated bit by bit as by OpenCV's INTER_LINEAR, which mmdet uses.
 
     Pixels are sampled at their centres, without a filter where an image becomes smaller. Weights are integers, and
@@ -28,12 +41,12 @@ def resize(images: jax.Array, height: int, width: int) -> jax.Array:
     """
     (left, right), (left_weight, right_weight) = _taps(images.shape[2], width)
     (top, bottom), (top_weight, bottom_weight) = _taps(images.shape[1], height)
-    images = images.astype(jnp.int32)
+    images = images.astype("int32")
     rows = images[:, :, left] * left_weight[:, None] + images[:, :, right] * right_weight[:, None]
-    rows >>= 4
+    rows = rows >> 4
     above = rows[:, top] * top_weight[:, None, None] >> 16
     below = rows[:, bottom] * bottom_weight[:, None, None] >> 16
-    return (above + below + 2 >> 2).astype(jnp.float32)
+    return (above + below + 2 >> 2).astype("float32")
 
 
 def _taps(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:

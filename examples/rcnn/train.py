@@ -31,6 +31,7 @@ from examples.resnet.model import FIRST_LAYERS
 from .coco import Loading, average_precision, evaluation_batches, results, training_batches
 from .config import REGIONS, Config
 from .detector import RCNN, Detections, detect
+from .images import padded_sides
 from .losses import Batch, losses
 from .options import CHECKPOINT_HELP, add_settings, dtype_of, read_checkpoint
 from .weights import adapt, initialise, save, with_backbone
@@ -152,11 +153,11 @@ def train(
 def evaluated(model: RCNN, variables: dict, dataset: Dataset, loading: Loading) -> dict[str, float]:
     """The average precision of a model on a data set."""
     listed = []
-    for ids, images in evaluation_batches(dataset, loading):
-        found = jax.device_get(detect(model, variables, shared(images), loading.size))
+    for ids, images in evaluation_batches(dataset, loading, model.config):
+        found = jax.device_get(detect(model, variables, shared(images), images.shape[1:3]))
         for row, image in enumerate(ids):
             of_image = Detections(*(part if part is None else part[row] for part in found))
-            listed += results(dataset, image, of_image, loading.size)
+            listed += results(dataset, image, of_image, model.config.scale)
     return average_precision(dataset, listed, model.config.masks)
 
 
@@ -193,8 +194,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = training_parser(PROGRAM, __doc__, start_help, steps=1000, out="out/rcnn")
     add = parser.add_argument
     add("--backbone", type=Path, help="a ResNet of ImageNet that training starts from, such as torchvision's .pth file")
-    size_help = "height and width that images are made to fit into, multiples of 32 (%(default)s)"
-    add("--size", type=int, nargs=2, default=(800, 1344), metavar=("HEIGHT", "WIDTH"), help=size_help)
+    size_help = "height and width that training images are made to fit into, multiples of 32; the longer and the "
+    size_help += "shorter one become the scale of the model; by default, the scale of the checkpoint, or 800 1344"
+    add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=size_help)
     scale_help = "fit training images into a random part of the size, from this fraction on (%(default)s)"
     add("--min-scale", type=float, default=1.0, help=scale_help)
     add("--boxes-only", action="store_true", help="train Faster R-CNN, without masks")
@@ -211,21 +213,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     choose_best(parser, options, [*average_precision(NO_IMAGES, [], model.config.masks)])
-    divisor = model.config.divisor
-    if any(side % divisor or side < divisor for side in options.size):
-        parser.error(f"--size must be multiples of {divisor}, got {list(options.size)}")
+    config = model.config
+    size = options.size or padded_sides(config.scale, config.divisor)
+    if any(side % config.divisor or side < config.divisor for side in size):
+        parser.error(f"--size must be multiples of {config.divisor}, got {size}")
+    if options.size:
+        model = model.clone(config=replace(config, scale=(max(size), min(size))))
     defaults = {"warmup": min(Recipe.warmup, options.steps // 5)}
     frozen = bool(options.checkpoint or options.backbone)  # nothing in a random backbone is worth keeping
     options.recipe = Recipe(options.steps, **defaults | chosen, frozen_stages=frozen)
     options.loading = Loading(
-        tuple(options.size),
+        tuple(size),
         options.recipe.batch_size,
         options.objects,
         options.background,
-        model.config.masks,
+        config.masks,
         options.min_scale,
         mirrors=not options.no_mirror,
-        colour=model.config.mean[:: -1 if model.config.bgr else 1],
+        colour=config.mean[:: -1 if config.bgr else 1],
         workers=options.workers,
         seed=options.recipe.seed,
     )

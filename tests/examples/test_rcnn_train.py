@@ -21,8 +21,9 @@ from examples.library.coco import read
 from examples.rcnn import RCNN, Config, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
-from examples.rcnn.coco import Loading, training_batches
+from examples.rcnn.coco import Loading, evaluation_batches, training_batches
 from examples.rcnn.detector import Detections
+from examples.rcnn.images import resize, resized_size
 from examples.rcnn.roi_heads import pool
 from examples.rcnn.train import Recipe, make_optimiser, parse, rate, train
 from examples.rcnn.train import main as command
@@ -54,8 +55,11 @@ def validation(digits_folder):
         (command, ["--min-scale", "2"], "--min-scale must be between 0.1 and 1, got 2.0"),
         (command, ["--steps", "3", "--warmup", "5"], "--warmup must be at most --steps, got 5 and 3"),
         (command, ["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),
+        (draw, ["a.npz", "a.png", "--config", "a.png"], "a.png must be a text in UTF-8: "),
         (command, ["--resume", "--overwrite"], "only one of --resume and --overwrite must be given"),
-        (command, ["--best", "box AP"], "--best and --patience need --validation"),
+        (command, ["--best", "box AP"], "--best, --patience and --evaluate-every need --validation"),
+        (command, ["--evaluate-every", "5"], "--best, --patience and --evaluate-every need --validation"),
+        (command, ["--out", "a.pkl"], "--out must be a folder, got the file a.pkl"),
         (command, ["--evaluate-only"], "--evaluate-only needs --checkpoint and --validation"),
         (command, ["--checkpoint", "a", "--backbone", "b"], "only one of --checkpoint and --backbone must"),
         (command, ["--set", "style=caffe"], "--config and --set must be given with --checkpoint"),
@@ -75,6 +79,7 @@ def test_options_that_do_not_fit(main, options, message, data, tmp_path, monkeyp
     monkeypatch.setattr("examples.rcnn.train.initialise", lambda *_: {"params": {}, "batch_stats": {}})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.pkl").write_bytes(b"")
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
     with pytest.raises(SystemExit):
         main([*data, *options] if main is command else options)
     assert message in capsys.readouterr().err
@@ -112,6 +117,27 @@ def test_the_scores_that_may_be_best(masks, data, validation, tmp_path, monkeypa
         assert "--best must be one of box AP, box AP50, box AP75" in capsys.readouterr().err
 
 
+def test_images_for_evaluation(tmp_path):
+    """They are resized to the scale of the model, as the command that draws does, whether upright or not."""
+    images = []
+    for number, (width, height) in enumerate([(20, 10), (10, 25), (30, 30), (9, 18)]):
+        Image.effect_noise((width, height), 90).save(tmp_path / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": width, "height": height})
+    one = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 1, 5, 5]}
+    (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": [one], "categories": NAMES}))
+    config = Config(scale=(70, 40))
+    found = evaluation_batches(read(tmp_path / "a.json", tmp_path), Loading((32, 32), 2, colour=(1, 2, 3)), config)
+    (upright, tall), (wide, flat) = sorted(found, key=lambda batch: batch[0][0] in (1, 3))
+    assert (upright, wide) == ([2, 4], [1, 3]) and tall.shape == (2, 96, 64, 3) and flat.shape == (2, 64, 96, 3)
+    for image, pixels in zip((*upright, *wide), (*tall, *flat), strict=True):
+        with Image.open(tmp_path / images[image - 1]["file_name"]) as photo:
+            photo = np.asarray(photo.convert("RGB"))
+        height, width = resized_size(*photo.shape[:2], config.scale)
+        assert (max(height, width), min(height, width)) in ((70, 35), (70, 28), (40, 40))
+        assert_array_equal(pixels[:height, :width], resize(jnp.asarray(photo)[None], height, width)[0])
+        assert (pixels[height:] == (1, 2, 3)).all() and (pixels[:, width:] == (1, 2, 3)).all()
+
+
 NAMES = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
 
 
@@ -123,7 +149,7 @@ def test_names_of_classes(tmp_path):
         ([NAMES[0], {"id": 2, "name": 7}], r"name of categories\[1\] .* must be a text, got 7"),
         ([NAMES[0], {"id": 2, "name": "cat"}], r"name of categories\[1\] .* must be different from that of"),
         ([NAMES[0], {"id": 1, "name": "dog"}], r"id of categories\[1\] .* must be different from that of"),
-        (3, "names.json must have categories"),
+        (3, "names.json must have a list of categories, .*, got categories: 3"),
         (NAMES[:1], "names.json must have the 2 categories of the checkpoint, got 1"),
     ):
         path.write_text(json.dumps({"categories": categories}))
@@ -254,10 +280,10 @@ def test_the_commands(state, data, validation, digits_folder, tmp_path, capsys):
         assert np.array_equal(trained[name], state[name]) != is_trained
     capsys.readouterr()
     best = str(tmp_path / "trained/best.npz")
-    command([*data, *validation, "--checkpoint", best, "--evaluate-only", "--size", "64", "64", "--batch-size", "1"])
+    command([*data, *validation, "--checkpoint", best, "--evaluate-only", "--batch-size", "1"])
     scores = max(result["scores"].values(), key=lambda one: one["box AP"])
     assert capsys.readouterr().out.startswith(f"box AP {100 * scores['box AP']:.1f}, ")
-    arguments = ["--names", data[0], "--threshold", "0", "--scale", "64", "64", "--out", str(tmp_path / "found")]
+    arguments = ["--names", data[0], "--threshold", "0", "--out", str(tmp_path / "found")]
     draw([best, str(digits_folder / "validation"), *arguments])
     assert "objects are in" in capsys.readouterr().out
     for picture in ("000000.png.png", "000001.png.png"):
