@@ -171,10 +171,9 @@ class RTDetrConfig:
         """Raises if settings that follow from others in all models that transformers can run have other values."""
         _check(self, config)
         maps, kind = len(self.backbone.out_indices), config["model_type"]
-        channels = {"encoder_in_channels": [512, 1024, 2048], "decoder_in_channels": [256] * 3} | config
         stated = {
-            "len(encoder_in_channels)": len(channels["encoder_in_channels"]),
-            "decoder_in_channels": list(channels["decoder_in_channels"]),
+            "len(encoder_in_channels)": len(config.get("encoder_in_channels", [512, 1024, 2048])),
+            "decoder_in_channels": list(config.get("decoder_in_channels", [256] * 3)),
             "decoder_n_levels": config.get("decoder_n_levels", 3),
             "encoder_hidden_dim": self.encoder_hidden_dim,
         }

@@ -22,7 +22,7 @@ import numpy as np
 from examples.library import classes, precision, trainer
 from examples.library.augment import MIN_SIDE
 from examples.library.coco import Dataset
-from examples.library.files import read_object
+from examples.library.files import Watched, read_object
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
 
 from . import weights
@@ -146,7 +146,10 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
         config = read_object(options.config)
         if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
             config = {"freeze_backbone_batch_norms": False} | config
-        found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)
+        config = Watched(weights.with_labels(config, dataset.names))
+        found = weights.initialise(config, key, dtype)
+        if without_effect := [name for name in config.unused() if name not in UNUSED]:
+            print(f"Settings in {options.config} without an effect: {', '.join(without_effect)}")
     unused = [
         f"{name}={found.config[name]}" for name, value in UNUSED.items() if found.config.get(name, value) != value
     ]

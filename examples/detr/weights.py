@@ -61,13 +61,16 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     dtype: of the model's products and convolutions, by default that of the parameters, float32.
     """
     folder = Path(folder)
-    path, processor_path = folder / "config.json", folder / "preprocessor_config.json"
+    path = folder / "config.json"
     if not path.exists():
-        raise FileNotFoundError(f"{folder} must have {path.name}, as a checkpoint of transformers has")
+        raise FileNotFoundError(
+            f"{folder} must be a folder with {path.name}, as a checkpoint of transformers is; `hf download NAME "
+            "--local-dir FOLDER` makes it from a name on the hub"
+        )
     config = read_object(path)
     with _naming(path):
         make_model(config)  # raises if the config is not supported, before the weights are read
-    settings = read_object(processor_path) if processor_path.exists() else {}
+    processor_path, settings = _processor_settings(folder)
     if not settings:
         logging.getLogger(__name__).warning("%s has no settings. Assumed are those of the authors.", processor_path)
     with _naming(processor_path):
@@ -191,6 +194,17 @@ def _naming(path):
         yield
     except ValueError as error:
         raise ValueError(f"{path} does not fit: {error}") from error
+
+
+def _processor_settings(folder):
+    """The settings of an image processor, and their file, for which transformers 5 has two names."""
+    nested, path = folder / "processor_config.json", folder / "preprocessor_config.json"
+    found = read_object(nested).get("image_processor") if nested.exists() else None
+    if found is None:
+        return path, read_object(path) if path.exists() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"image_processor in {nested} must be an object of JSON, got {found!r}")
+    return nested, found
 
 
 def _weights(folder):

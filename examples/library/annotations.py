@@ -12,11 +12,17 @@ from typing import Any, NamedTuple
 from pycocotools import mask as rle
 
 from .augment import MIN_SIDE
-from .files import read_json
+from .files import listed, read_json
 
 LARGEST = 1e9  # of numbers, in pixels or square pixels
 REACH = 10  # how many sides of its image a polygon may leave it; pycocotools takes memory for each pixel of its outline
 REQUIRED = object()
+# Fields that training needs no more than others, but whose absence from it surprises nobody.
+SILENT = {
+    "images": {"license", "date_captured", "coco_url", "flickr_url"},
+    "categories": {"supercategory"},
+    "annotations": {"segmentation"},
+}
 
 
 class Field(NamedTuple):
@@ -71,8 +77,7 @@ class _Entry(NamedTuple):
     def error(self, field: str, must_be: str) -> ValueError:
         """The error for a field of the entry that is missing or wrong."""
         name = f" (id {self.value['id']})" if _is_label(self.value.get("id")) else ""
-        got = repr(self.value[field]) if field in self.value else "nothing"
-        got = got if len(got) <= 80 else f"{got[:80]} ..."
+        got = _shortened(self.value[field]) if field in self.value else "nothing"
         return ValueError(f"{field} of {self.kind}[{self.number}]{name} in {self.path} must be {must_be}, got {got}")
 
 
@@ -82,7 +87,7 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
     Ids become 1, 2, ... in the order of the file, because pycocotools takes no texts and no 0. An annotation without an
     area gets that of its box. Each annotation gets "corners": the part of its box inside the image, (x0, y0, x1, y1),
     or None if it is not to be trained on, because it is a crowd, has `ignore`, or has a side below a pixel there, as in
-    mmdet. Each image gets "is_background": whether it has no annotation.
+    mmdet. Each image gets "is_background": whether it has no annotation. Fields that are not used are logged.
 
     masks: whether each annotation must have a `segmentation`. As in Detectron2, malformed polygons are left out, and so
     are objects without any other. All such cases are counted and logged.
@@ -97,6 +102,7 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
     ids = {kind: _numbers(entries[kind], "id") for kind in FIELDS}
     _numbers(entries["categories"], "name")
     unusual: Counter[str] = Counter()
+    seen = set()
     annotations = []
     for entry, annotation in zip(entries["annotations"], found["annotations"], strict=True):
         for field, kind in (("image_id", "images"), ("category_id", "categories")):
@@ -113,13 +119,17 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         if annotation["area"] is None:
             annotation["area"] = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
         annotation["corners"] = _corners(annotation, image, unusual)
+        what = annotation["image_id"], annotation["category_id"], *annotation["bbox"]
+        unusual["objects that have the box and the class of another"] += what in seen
+        seen.add(what)
         attributes = entry.value.get("attributes")
         if isinstance(attributes, Mapping) and attributes.get("rotation"):
             unusual["boxes whose rotation is ignored"] += 1
         annotations.append(annotation)
-    if unusual:
-        counts = ", ".join(f"{what} ({count})" for what, count in unusual.items())
+    if counts := _counted(unusual):
         logging.getLogger(__name__).warning("%s has %s. docs/annotations.md says what becomes of them.", path, counts)
+    if unused := _counted(_unused(entries)):
+        logging.getLogger(__name__).warning("%s has fields that are not used: %s.", path, unused)
     numbered = {kind: [one | {"id": number} for number, one in enumerate(found[kind], 1)] for kind in FIELDS}
     return numbered | {"annotations": annotations}
 
@@ -135,12 +145,29 @@ def read_names(path: Path) -> list[str]:
 
 
 def _entries(path, content, kind):
-    if not isinstance(content, Mapping) or not content.get(kind) or not isinstance(content[kind], list):
-        raise ValueError(f"{path} must have {kind}, as files of COCO's format do")
-    for number, value in enumerate(content[kind]):
+    values = content.get(kind) if isinstance(content, Mapping) else None
+    if not values or not isinstance(values, list):
+        got = f"{kind}: {_shortened(values)}" if values is not None else listed(list(content), most=8)
+        raise ValueError(f"{path} must have a list of {kind}, as files of COCO's format do, got {got}")
+    for number, value in enumerate(values):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{kind}[{number}] in {path} must be an object, got {value!r}")
-    return [_Entry(path, kind, number, value) for number, value in enumerate(content[kind])]
+            raise ValueError(f"{kind}[{number}] in {path} must be an object, got {_shortened(value)}")
+    return [_Entry(path, kind, number, value) for number, value in enumerate(values)]
+
+
+def _unused(entries: Mapping[str, Sequence[_Entry]]) -> Counter[str]:
+    """How many entries say something in each field that is not used."""
+    return Counter(
+        f"{field} of {kind}"
+        for kind, of_kind in entries.items()
+        for entry in of_kind
+        for field, value in entry.value.items()
+        if value and field not in FIELDS[kind] and field not in SILENT[kind]
+    )
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{what} ({count})" for what, count in counts.items() if count)
 
 
 def _checked(entry: _Entry, fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -194,7 +221,7 @@ def _segmentation(entry, is_crowd, image, unusual):
         is_whole = _is_list_of(lambda count: isinstance(count, int) and count >= 0, counts)
         if size != [image["height"], image["width"]] or not is_whole or sum(counts) != size[0] * size[1]:
             raise entry.error("segmentation", RUN_LENGTHS)
-        return {"size": size, "counts": value["counts"]} if any(counts[1::2]) else None
+        return _with_pixels({"size": size, "counts": value["counts"]}, image, entry, unusual)
     polygons = [] if value is None else value
     if not isinstance(polygons, list) or not all(_is_list_of(_is_coordinate, polygon) for polygon in polygons):
         raise entry.error("segmentation", f"{POLYGONS}, or {RUN_LENGTHS}")
@@ -206,8 +233,27 @@ def _segmentation(entry, is_crowd, image, unusual):
     ]
     if len(good) < len(polygons):
         unusual["malformed polygons"] += len(polygons) - len(good)
-    has_pixels = good and rle.area(rle.frPyObjects(good, image["height"], image["width"])).any()
-    return good if has_pixels else None
+    return _with_pixels(good, image, entry, unusual) if good else None
+
+
+def _with_pixels(mask, image, entry, unusual):
+    """The mask, or None if it has no pixel."""
+    encoded = mask
+    if isinstance(mask, list) or isinstance(mask["counts"], list):
+        encoded = rle.frPyObjects(mask, image["height"], image["width"])
+    encoded = rle.merge(encoded) if isinstance(mask, list) else encoded
+    if not rle.area(encoded):
+        return None
+    x, y, width, height = entry.value["bbox"]
+    mask_x, mask_y, mask_width, mask_height = rle.toBbox(encoded)
+    outside = max(x - mask_x, y - mask_y, mask_x + mask_width - x - width, mask_y + mask_height - y - height)
+    unusual["masks that leave their box by more than a pixel"] += outside > MIN_SIDE
+    return mask
+
+
+def _shortened(value):
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} ..."
 
 
 def _is_list_of(fits, value):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from .files import listed
+
 # Names of one class in COCO's file, in Pascal VOC and in published checkpoints, without spaces and in lower case.
 SYNONYMS = (
     ("airplane", "aeroplane"),
@@ -16,7 +18,6 @@ SYNONYMS = (
     ("motorcycle", "motorbike"),
     ("tv", "tvmonitor", "television"),
 )
-MOST_DROPPED = 10  # classes that are listed
 SAME = {name: names[0] for names in SYNONYMS for name in names}
 
 
@@ -70,7 +71,7 @@ def described(names: Sequence[str], classes: Sequence[str]) -> str:
     Classes, and those of the checkpoint whose weights they have:
       sofa                           couch
       lamp                           none, starts anew
-    Classes of the checkpoint that are not kept: cat.
+    Classes of the checkpoint that are not kept: 'cat'
     """
     found = places(names, classes)
     matched = [None if place is None else classes[place] for place in found]
@@ -80,8 +81,7 @@ def described(names: Sequence[str], classes: Sequence[str]) -> str:
         lines += [f"  {name:30} {match or 'none, starts anew'}" for name, match in zip(names, matched, strict=True)]
     dropped = [name for place, name in enumerate(classes) if place not in found]
     if dropped:
-        more = f" and {len(dropped) - MOST_DROPPED} more" if len(dropped) > MOST_DROPPED else ""
-        lines.append(f"Classes of the checkpoint that are not kept: {', '.join(dropped[:MOST_DROPPED])}{more}.")
+        lines.append(f"Classes of the checkpoint that are not kept: {listed(dropped, most=10)}")
     return "".join(f"{line}\n" for line in lines)
 
 

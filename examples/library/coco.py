@@ -1,6 +1,7 @@
 """Images with annotations in the format of COCO, and the order in which a training takes them."""
 
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -52,6 +53,11 @@ class Dataset(NamedTuple):
         """How many objects to train on each image has."""
         return [len(self.objects(image)) for image in self.images]
 
+    @property
+    def files(self) -> set[str]:
+        """The paths of all images."""
+        return {os.path.normpath(self.folder.resolve() / one["file_name"]) for one in self.annotations.imgs.values()}
+
     def objects(self, image: int, most: int | None = None) -> list[dict[str, Any]]:
         """The annotations of an image to train on, which have "corners", or the first of them."""
         return [one for one in self.annotations.imgToAnns.get(image, []) if one["corners"]][:most]
@@ -94,10 +100,24 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     names = [image["file_name"] for image in content["images"]]
     missing = [name for name in names if name not in present and not (folder / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} must have the images of {annotations}, but lacks {listed(missing)}")
+        raise FileNotFoundError(
+            f"{folder} must have the images of {annotations}, but lacks {listed(missing)}{_similar(missing, folder)}"
+        )
     categories = content["categories"]
     ids = [one["id"] for one in categories]
     return Dataset(precision.indexed(content), annotations, folder, [one["name"] for one in categories], ids)
+
+
+def _similar(missing, folder):
+    """A hint, if files have the missing names but for capitals, separators, or the form of letters with accents."""
+
+    def plain(name):
+        return unicodedata.normalize("NFC", str(name)).replace("\\", "/").casefold()
+
+    files = {plain(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    by_name = {plain(path.name): path for path in files.values()}
+    found = [files.get(plain(name)) or by_name.get(plain(name).rpartition("/")[2]) for name in missing]
+    return next((f"; there is {str(path)!r}" for path in found if path), "")
 
 
 def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, np.random.Generator]]:

@@ -47,10 +47,19 @@ def to_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     return json.dumps(finite, allow_nan=False)
 
 
+def read_text(path: Path) -> str:
+    """The text in a file. Raises ValueError, which names the file, if it is none in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except ValueError as error:
+        raise ValueError(f"{path} must be a text in UTF-8: {error}") from error
+
+
 def read_json(path: Path) -> Any:
     """What a JSON file contains. Raises ValueError, which names the file, if it is none, or repeats a name."""
+    text = read_text(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repetition)
+        return json.loads(text, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
 
@@ -69,6 +78,42 @@ def _without_repetition(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in an object")
     return content
+
+
+class Watched(dict[str, Any]):
+    """An object of JSON that knows which of its names were looked up, also in the objects in it.
+
+    >>> settings = Watched({"depth": 3, "wdith": 5, "backbone": {"layers": 2, "steam": 4}})
+    >>> settings.get("depth"), settings.get("width"), settings["backbone"].get("layers")
+    (3, None, 2)
+    >>> list(settings.unused())
+    ['wdith', 'backbone.steam']
+    """
+
+    def __init__(self, content: Mapping[str, Any]):
+        super().__init__({name: Watched(one) if isinstance(one, dict) else one for name, one in content.items()})
+        self._looked_up: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._looked_up.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of `dict`."""
+        self._looked_up.add(name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self._looked_up.add(str(name))
+        return super().__contains__(name)
+
+    def unused(self) -> Iterator[str]:
+        """The names that were not looked up. Of an object in this one, all were used if none was looked up."""
+        for name, value in self.items():
+            if name not in self._looked_up:
+                yield name
+            elif isinstance(value, Watched) and value._looked_up:
+                yield from (f"{name}.{one}" for one in value.unused())
 
 
 def check_finite(arrays: Mapping[str, np.ndarray], path: Path) -> None:

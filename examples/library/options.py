@@ -81,8 +81,10 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
     ignored = [f"--{name.replace('_', '-')}" for name in ignored if name not in EVALUATION]
     if options.evaluate_only and ignored:
         parser.error(f"--evaluate-only does not use {', '.join(ignored)}")
-    if (options.best or options.patience) and not options.validation:
-        parser.error("--best and --patience need --validation")
+    if (options.best or options.patience or given.get("evaluate_every")) and not options.validation:
+        parser.error("--best, --patience and --evaluate-every need --validation")
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out must be a folder, got the file {options.out}")
     if options.resume and options.overwrite:
         parser.error("only one of --resume and --overwrite must be given")
     return {name: given[name] for name in recipe if name in given}
@@ -109,6 +111,8 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
             raise ValueError(f"{one.path} must have objects to train on" + masks * ", or pass --boxes-only")
     if not options.evaluate_only:
         _print_what_is_left_out(dataset, options)
+        if validation and (count := len(dataset.files & validation.files)):
+            print(f"{count} of the {len(validation.files)} validation images are trained on, too.")
     return dataset, validation
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.files import read_text
+
 from .detector import RCNN
 from .weights import load
 
@@ -25,7 +27,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def read_checkpoint(options: argparse.Namespace, dtype: Dtype | None = None) -> tuple[RCNN, dict[str, Any]]:
     """The model and the variables of the checkpoint in options, as by `load`."""
-    config = options.config.read_text() if options.config else None
+    config = read_text(options.config) if options.config else None
     settings = dict(map(_setting, options.set))
     if len(settings) < len(options.set):
         raise ValueError(f"--set must name each setting once, got {' '.join(options.set)}")

@@ -41,7 +41,7 @@ def folder(tmp_path):
 
 def content(**annotation):
     """Two images with an object each, the second of which has other fields."""
-    image, one = {"width": 20, "height": 10}, {"category_id": 3, "bbox": [1, 2, 3, 4], "segmentation": [SQUARE]}
+    image, one = {"width": 20, "height": 10}, {"category_id": 3, "bbox": [1, 2, 8, 6], "segmentation": [SQUARE]}
     return {
         "images": [image | {"id": 5, "file_name": "a.png"}, image | {"id": 1, "file_name": "b.png"}],
         "categories": [{"id": 3, "name": "cat"}],
@@ -59,7 +59,7 @@ def test_what_annotations_may_lack(folder):
     dataset = read(*written(folder, content()))
     assert dataset.names == ["cat"] and dataset.images == dataset.images_with_objects == [1, 2]
     (found,) = dataset.objects(1)
-    assert found["iscrowd"] == 0 and found["area"] == 12 and found["corners"] == (1, 2, 4, 6)
+    assert found["iscrowd"] == 0 and found["area"] == 48 and found["corners"] == (1, 2, 9, 8)
 
 
 WRONG = {
@@ -99,9 +99,10 @@ def test_each_field(kind, field, folder):
     ("annotations", "message"),
     [
         ("{", "annotations.json must be JSON"),
-        ("[]", "annotations.json must have images"),
-        (content() | {"annotations": []}, "annotations.json must have annotations"),
-        (content() | {"images": "a.png"}, "annotations.json must have images"),
+        ("[]", "annotations.json must have a list of images, as files of COCO's format do, got nothing"),
+        ('{"shapes": [], "imagePath": "a.png"}', "must have a list of images, .*, got 'shapes', 'imagePath'"),
+        (content() | {"annotations": []}, r"must have a list of annotations, .* got annotations: \[\]"),
+        (content() | {"images": "a.png"}, "must have a list of images, .*, got images: 'a.png'"),
         (content() | {"annotations": [3]}, r"annotations\[0\] in .* must be an object, got 3"),
         (content(id=7), r"id of annotations\[1\] \(id 7\) .* must be different from that of annotations\[0\], got 7"),
         (
@@ -127,8 +128,21 @@ def test_images_that_occur_twice(folder):
 def test_missing_images(folder):
     (folder / "b.png").unlink()
     (folder / "b.png").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"must have the images of .*, but lacks 'b.png'"):
+    with pytest.raises(FileNotFoundError, match=r"must have the images of .*, but lacks 'b.png'$"):
         read(*written(folder, content()))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("B.JPG", "b.jpg"), ("images\\\\b.jpg", "images/b.jpg"), ("https://host/b.jpg", "b.jpg"), ("\u00e4", "a\u0308")],
+)
+def test_a_missing_image_of_which_there_is_a_similar_one(name, file, folder):
+    (folder / file).parent.mkdir(exist_ok=True)
+    Image.new("RGB", (20, 10)).save(folder / file, "png")
+    made = content()
+    made["images"][1]["file_name"] = name
+    with pytest.raises(FileNotFoundError, match=rf"but lacks '.*'; there is '{re.escape(str(folder / file))}'$"):
+        read(*written(folder, made))
 
 
 @pytest.mark.parametrize("ids", [(0, 1), (1, 0), ("0001", "x"), (7, "7"), (2**70, 2**70 + 1), (-1, 10**18)])
@@ -170,6 +184,7 @@ def test_boxes_that_leave_the_image(folder):
     ("change", "said"),
     [
         ({"iscrowd": 1}, "crowds (1)"),
+        ({"image_id": 5}, "objects that have the box and the class of another (1)"),
         ({"ignore": 1}, "objects with `ignore` (1)"),
         ({"bbox": [2, 2, 0, 3]}, "boxes with a side below a pixel inside their image (1)"),
         ({"attributes": {"rotation": 45.0}}, "boxes whose rotation is ignored (1)"),
@@ -179,11 +194,24 @@ def test_boxes_that_leave_the_image(folder):
 )
 def test_what_is_unusual_is_said(change, said, folder, caplog):
     dataset = read(*written(folder, content(**change)))
-    assert dataset.images_with_objects == ([1] if {"iscrowd", "ignore"} & change.keys() or "below" in said else [1, 2])
-    assert dataset.background_images == []
-    assert caplog.messages == (
+    is_left_out = {"iscrowd", "ignore", "image_id"} & change.keys() or "below" in said
+    assert dataset.images_with_objects == ([1] if is_left_out else [1, 2])
+    assert dataset.background_images == [2] * ("image_id" in change)
+    assert caplog.messages[:1] == (
         [f"{dataset.path} has {said}. docs/annotations.md says what becomes of them."] if said else []
     )
+
+
+def test_fields_that_are_not_used(folder, caplog):
+    """What they say is not known, so they are named, unless they say nothing or are known to have no effect."""
+    made = content(score=0.3, attributes={}, isfake=0, segmentation=[SQUARE])
+    made["images"][0] |= {"neg_category_ids": [3], "license": 4}
+    made["images"][1] |= {"neg_category_ids": [], "coco_url": "http"}
+    made["categories"][0] |= {"supercategory": "animal"}
+    dataset = read(*written(folder, made))
+    assert caplog.messages == [
+        f"{dataset.path} has fields that are not used: neg_category_ids of images (1), score of annotations (1)."
+    ]
 
 
 NAN = float("nan")
@@ -204,6 +232,7 @@ NAN = float("nan")
         ([[0.1, 0.1, 0.4, 0.1, 0.4, 0.4, 0.1, 0.4]], 0),
         ([[30, 2, 38, 2, 38, 8, 30, 8]], 0),
         ({"size": [10, 20], "counts": [200]}, 0),
+        ({"size": [10, 20], "counts": [100, 0, 100]}, 0),
     ],
 )
 def test_polygons(segmentation, polygons, folder, caplog):
@@ -218,6 +247,28 @@ def test_polygons(segmentation, polygons, folder, caplog):
     (batch,) = rcnn.training_batches(dataset, rcnn.Loading((10, 20), 1, mirrors=False), range(1))
     assert batch.masks[0, 0].sum() == 36
     assert len(read(*written(folder, content(segmentation=segmentation))).objects(2)) == 1  # boxes only
+
+
+@pytest.mark.parametrize("kind", [list, dict, str])
+def test_masks_that_leave_their_box(kind, folder, caplog):
+    """The mask of the second object is the square from (2, 2) to (8, 8), that of the first lies in its box."""
+    encoded = rle.merge(rle.frPyObjects([SQUARE], 10, 20))
+    masks = {
+        list: [SQUARE],
+        dict: {"size": [10, 20], "counts": run_lengths(encoded["counts"].decode())},
+        str: {"size": [10, 20], "counts": encoded["counts"].decode()},
+    }
+    for box, leaves in {
+        (2, 2, 6, 6): False,
+        (3, 3, 5, 5): False,
+        (2, 2, 6, 4.9): True,
+        (3.1, 2, 5, 6): True,
+        (10, 2, 6, 6): True,
+    }.items():
+        caplog.clear()
+        read(*written(folder, content(bbox=box, segmentation=masks[kind])), masks=True)
+        said = f"{folder / 'annotations.json'} has masks that leave their box by more than a pixel (1). "
+        assert [message.startswith(said) for message in caplog.messages] == [True] * leaves
 
 
 @pytest.mark.parametrize(
@@ -322,12 +373,16 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
         Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
     options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False)
     options.annotations, options.images = written(folder, made)
+    shared = json.loads(json.dumps(made)) | {"images": made["images"][:3]}
+    (folder / "validation.json").write_text(json.dumps(shared))
+    options.validation = folder / "validation.json", folder / "." / "."
     dataset, _ = read_data(options)
     print_small_objects(dataset, 10, keeps_ratio=False)
     assert capsys.readouterr().out.splitlines() == [
         "1 images without annotations are not trained on. --background trains on them, too.",
         "2 images are not trained on, because their objects are not.",
         "Classes without an object to train on: 'dog'",
+        "3 of the 3 validation images are trained on, too.",
         "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
     ]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import shutil
 
 import jax
@@ -36,7 +37,7 @@ pytestmark = [
 
 CONFIG = detr_training.FOLDER / "rt_detr_v2/config.json"
 FEW = ["--sizes", "64", "--objects", "3", "--batch-size", "2", "--steps", "3", "--warmup", "0"]
-FEW += ["--evaluate-every", "2", "--devices", "1"]
+FEW += ["--devices", "1"]
 RECIPE = Recipe(3, batch_size=2, warmup=0, checkpoint_every=1)
 
 
@@ -79,11 +80,17 @@ def batches(folder, size=2):
 
 @pytest.mark.slow
 def test_the_command(folder, tmp_path, capsys):
-    options = [*FEW, "--out", str(tmp_path)]
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(CONFIG.read_text()) | {"weight_loss_bbox": 0, "matcher_alpha": 0.25}))
-    main([*data(folder), "--validation", *data(folder), "--config", str(config), *options])
+    options = [*FEW, "--out", str(tmp_path), "--validation", *data(folder), "--evaluate-every", "2"]
+    config, settings = tmp_path / "config.json", json.loads(CONFIG.read_text())
+    settings |= {"weight_loss_bbox": 0, "matcher_alpha": 0.25, "num_querys": 5}
+    settings["backbone_config"]["depth"] = [1, 1, 1, 1]
+    config.write_text(json.dumps(settings))
+    main([*data(folder), "--config", str(config), *options])
     printed = capsys.readouterr().out
+    (without_effect,) = re.findall(f"Settings in {config} without an effect: (.*)", printed)
+    assert {"num_querys", "backbone_config.depth"} <= {*without_effect.split(", ")}
+    assert {"num_queries", "id2label", "weight_loss_bbox"}.isdisjoint(without_effect.split(", "))
+    assert "6 of the 6 validation images are trained on, too.\n" in printed
     assert "without these settings of config.json: weight_loss_bbox=0\n" in printed
     assert "step 2: AP " in printed and "step 3: AP " in printed and "waited for data" in printed
     result = json.loads((tmp_path / "results.json").read_text())

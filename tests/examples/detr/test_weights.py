@@ -136,6 +136,31 @@ def test_files_of_other_systems(tmp_path):
         weights.load(tmp_path)
 
 
+def test_the_processor_file_of_transformers_5(tmp_path):
+    """Settings inside of it come before those of the other file."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FOLDERS[2] / name, tmp_path)
+    path, other = tmp_path / "processor_config.json", tmp_path / "preprocessor_config.json"
+    other.write_text('{"size": [64, 32]}')
+    for content, size in (
+        ({"processor_class": "Any"}, [64, 32]),
+        ({"image_processor": {"size": [32, 96]}}, [32, 96]),
+    ):
+        path.write_text(json.dumps(content))
+        assert weights.load(tmp_path).processor.settings["size"] == size
+    path.write_text('{"image_processor": {"scale": 2}}')
+    with pytest.raises(ValueError, match=r"/processor_config.json does not fit: .*, got 'scale'"):
+        weights.load(tmp_path)
+    path.write_text('{"image_processor": "Any"}')
+    with pytest.raises(ValueError, match=r"image_processor in .* must be an object of JSON, got 'Any'"):
+        weights.load(tmp_path)
+
+
+def test_a_name_on_the_hub():
+    with pytest.raises(FileNotFoundError, match=r"PekingU/rtdetr_v2_r18vd must be a folder .*; `hf download NAME"):
+        weights.load("PekingU/rtdetr_v2_r18vd")
+
+
 NAMED = {"id2label": {"0": "red", "1": "N/A", "2": "N/A"}}
 
 
