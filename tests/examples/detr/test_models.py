@@ -259,7 +259,7 @@ def test_the_command_draws_and_prints_objects(checkpoint, tmp_path, capsys):
 
 
 def test_folders_that_are_no_checkpoints(checkpoint, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"must have config.json"):
+    with pytest.raises(FileNotFoundError, match=r"must be a folder with config.json"):
         load(tmp_path)
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
     with pytest.raises(FileNotFoundError, match=r"must have model.safetensors or model.safetensors.index.json or"):
