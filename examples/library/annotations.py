@@ -17,8 +17,8 @@ from .files import listed, read_json
 LARGEST = 1e9  # of numbers, in pixels or square pixels
 REACH = 10  # how many sides of its image a polygon may leave it; pycocotools takes memory for each pixel of its outline
 REQUIRED = object()
-# Fields that training needs no more than others, but whose absence from it surprises nobody.
-SILENT = {
+# Other fields of COCO's own files. They say nothing of objects, or, as a `segmentation`, only of masks.
+OF_COCO = {
     "images": {"license", "date_captured", "coco_url", "flickr_url"},
     "categories": {"supercategory"},
     "annotations": {"segmentation"},
@@ -156,13 +156,13 @@ def _entries(path, content, kind):
 
 
 def _unused(entries: Mapping[str, Sequence[_Entry]]) -> Counter[str]:
-    """How many entries say something in each field that is not used."""
+    """How many entries say something in each field that is not used, without those of COCO's own files."""
     return Counter(
         f"{field} of {kind}"
         for kind, of_kind in entries.items()
         for entry in of_kind
         for field, value in entry.value.items()
-        if value and field not in FIELDS[kind] and field not in SILENT[kind]
+        if value and field not in FIELDS[kind] and field not in OF_COCO[kind]
     )
 
 
@@ -238,10 +238,12 @@ def _segmentation(entry, is_crowd, image, unusual):
 
 def _with_pixels(mask, image, entry, unusual):
     """The mask, or None if it has no pixel."""
-    encoded = mask
-    if isinstance(mask, list) or isinstance(mask["counts"], list):
+    if isinstance(mask, list):
+        encoded = rle.merge(rle.frPyObjects(mask, image["height"], image["width"]))
+    elif isinstance(mask["counts"], list):
         encoded = rle.frPyObjects(mask, image["height"], image["width"])
-    encoded = rle.merge(encoded) if isinstance(mask, list) else encoded
+    else:
+        encoded = mask
     if not rle.area(encoded):
         return None
     x, y, width, height = entry.value["bbox"]

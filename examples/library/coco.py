@@ -55,8 +55,8 @@ class Dataset(NamedTuple):
 
     @property
     def files(self) -> set[str]:
-        """The paths of all images."""
-        return {os.path.normpath(self.folder.resolve() / one["file_name"]) for one in self.annotations.imgs.values()}
+        """The whole paths of all images."""
+        return set(_paths(self.folder.resolve(), self.annotations.imgs.values()))
 
     def objects(self, image: int, most: int | None = None) -> list[dict[str, Any]]:
         """The annotations of an image to train on, which have "corners", or the first of them."""
@@ -92,8 +92,7 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     missing.
     """
     content = read_annotations(annotations, masks)
-    paths = [os.path.normpath(folder / image["file_name"]) for image in content["images"]]
-    twice = [path for path, count in Counter(paths).items() if count > 1]
+    twice = [path for path, count in Counter(_paths(folder, content["images"])).items() if count > 1]
     if twice:
         raise ValueError(f"{annotations} must have each image once, but has {listed(twice)} several times")
     present = {entry.name for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
@@ -108,6 +107,10 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     return Dataset(precision.indexed(content), annotations, folder, [one["name"] for one in categories], ids)
 
 
+def _paths(folder, images):
+    return [os.path.normpath(os.path.join(folder, image["file_name"])) for image in images]
+
+
 def _similar(missing, folder):
     """A hint, if files have the missing names but for capitals, separators, or the form of letters with accents."""
 
@@ -116,7 +119,7 @@ def _similar(missing, folder):
 
     files = {plain(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     by_name = {plain(path.name): path for path in files.values()}
-    found = [files.get(plain(name)) or by_name.get(plain(name).rpartition("/")[2]) for name in missing]
+    found = (files.get(plain(name)) or by_name.get(plain(name).rpartition("/")[2]) for name in missing)
     return next((f"; there is {str(path)!r}" for path in found if path), "")
 
 

@@ -120,7 +120,7 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
 def evaluation_batches(
     dataset: Dataset, loading: Loading, config: Config
 ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
-    """The ids of images, and the images, resized to the scale of a model: first those of one shape, upright or not."""
+    """The ids of images, and the images, resized to the scale of a model. Upright images have batches of their own."""
     sides = padded_sides(config.scale, config.divisor)
     by_size = defaultdict(list)
     for image in dataset.images:

@@ -24,7 +24,7 @@ def resized_size(height: int, width: int, scale: tuple[int, int]) -> tuple[int, 
 
 
 def padded_sides(scale: tuple[int, int], divisor: int) -> tuple[int, int]:
-    """The shorter and the longer side that all images have room in which are resized to a scale and padded.
+    """The sides, the shorter one first, of the smallest padded image that has room for every image of a scale.
 
     >>> padded_sides((1333, 800), 32)
     (800, 1344)
