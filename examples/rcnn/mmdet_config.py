@@ -255,32 +255,42 @@ def settings_of(text: str) -> dict[str, Any]:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The variables of a config, of `dict(...)`, lists and constants; tuples become lists.
+    """The variables of a config, of `dict(...)`, lists, constants and earlier variables; tuples become lists.
 
-    >>> parsed("model = dict(type='RPN', scales=(8, -1.5))")
-    {'model': {'type': 'RPN', 'scales': [8, -1.5]}}
+    Raises ValueError for any other statement than `name = value`, because it may change a variable.
+
+    >>> parsed("scales = (8, -1.5); model = dict(type='RPN', scales=scales)")["model"]
+    {'type': 'RPN', 'scales': [8, -1.5]}
     """
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
         raise ValueError(f"the config must be assignments of Python: {error}") from error
-    return {
-        target.id: _value(statement.value)
-        for statement in statements
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-    }
+    variables: dict[str, Any] = {}
+    for statement in statements:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                variables[name] = _value(statement.value, variables)
+            case ast.Expr(value=ast.Constant()):  # a docstring
+                pass
+            case _:
+                raise ValueError(
+                    f"line {statement.lineno} of the config must be NAME = VALUE, as in a whole config that mmdet "
+                    f"writes, got {_shortened(ast.unparse(statement))}"
+                )
+    return variables
 
 
-def _value(node):
+def _value(node, variables):
     """A value of constants; for any other expression its text, which equals no value that is implemented."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
-        return {keyword.arg: _value(keyword.value) for keyword in node.keywords}
+        return {keyword.arg: _value(keyword.value, variables) for keyword in node.keywords}
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-        return {key.value: _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        return {key.value: _value(value, variables) for key, value in zip(node.keys, node.values, strict=True)}
     if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(item) for item in node.elts]
+        return [_value(item, variables) for item in node.elts]
+    if isinstance(node, ast.Name) and node.id in variables:
+        return variables[node.id]
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -289,15 +299,21 @@ def _value(node):
 
 def _steps(config) -> Iterator[dict[str, Any]]:
     """The steps of the pipeline of test images, and those inside of MultiScaleFlipAug."""
-    pipeline = config.get("test_pipeline")
-    for path in (("test_dataloader", "dataset", "pipeline"), ("data", "test", "pipeline")):
-        inside = config
-        for name in path:
-            inside = inside.get(name) if isinstance(inside, Mapping) else None
-        pipeline = pipeline or inside
-    for step in _dicts(pipeline):
+    data = config.get("data")
+    used = config.get("test_dataloader"), data.get("test") if isinstance(data, Mapping) else data  # mmdet 3, mmdet 2
+    found = [pipeline for pipeline in map(_pipeline, used) if pipeline is not None]
+    for step in _dicts(found[0] if found else config.get("test_pipeline")):
         yield step
         yield from _dicts(step.get("transforms"))
+
+
+def _pipeline(dataset):
+    """The pipeline of a data set, or of the first one inside it, as in mmdet; None if there is none."""
+    if isinstance(dataset, list):
+        dataset = next(iter(dataset), None)
+    if not isinstance(dataset, Mapping):
+        return dataset
+    return dataset["pipeline"] if "pipeline" in dataset else _pipeline(dataset.get("dataset", dataset.get("datasets")))
 
 
 def _dicts(steps) -> list[dict[str, Any]]:

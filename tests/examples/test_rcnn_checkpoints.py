@@ -51,7 +51,10 @@ SETTINGS = Config().settings | {
 
 
 def test_settings_of_a_config(text):
-    assert with_settings(Config(), settings_of(text)).settings == SETTINGS
+    """mmdet runs the steps of the test data set, whatever the variable test_pipeline is."""
+    other_steps = text.replace("test_pipeline = [", "test_pipeline = [dict(type='Rot90'),")
+    assert other_steps != text
+    assert with_settings(Config(), settings_of(other_steps)).settings == SETTINGS
 
 
 def test_anchors(golden):
@@ -86,6 +89,16 @@ def test_what_the_model_finds(golden, text, tmp_path):
         ("model = dict(", "_base_ = 'a.py'\nmodel = dict(", "must be whole"),
         ("model = dict(", "model = dict((", "must be assignments of Python"),
         ("roi_head=dict(", "bbox_head=dict(", "must have a model with a roi_head"),
+        *(
+            ("resume = False", statement, r"line 2\d\d of the config must be NAME = VALUE, .*, got ")
+            for statement in (
+                "model['a'] = 1",
+                "a: dict = {}",
+                "test_pipeline += [1]",
+                "from a import b",
+                "a, b = 1, 2",
+            )
+        ),
     ],
 )
 def test_configs_with_other_things(text, old, new, message):
@@ -94,7 +107,10 @@ def test_configs_with_other_things(text, old, new, message):
         with_settings(Config(), settings_of(text.replace(old, new)))
 
 
-def test_a_config_of_mmdet_2():
+@pytest.mark.parametrize(
+    "data", ["", "data = dict(test=[dict(dataset=dict(pipeline=test_pipeline))])\ntest_pipeline = 3"]
+)
+def test_a_config_of_mmdet_2(data):
     text = """
 model = dict(
     type='MaskRCNN', pretrained='torchvision://resnet50',
@@ -111,7 +127,7 @@ test_pipeline = [
         dict(type='Normalize', mean=[1.0, 2.0, 3.0], std=[1.0, 1.0, 1.0], to_rgb=False),
         dict(type='Pad', size_divisor=32), dict(type='ImageToTensor', keys=['img']), dict(type='Collect')])]
 """
-    assert settings_of(text) == {
+    assert settings_of(text + data) == {
         "style": "caffe",
         "proposals.per_level": 900,
         "proposals.count": 800,
