@@ -91,9 +91,10 @@ def region_losses(
         "loss_bbox": jnp.where(positive, box, 0).sum() / count,
     }
     if model.config.masks:
-        # Only the first regions of a sample may be positive.
+        # Only the first regions of a sample may be positive. A mask may have lost all pixels when it was resized.
         first = int(settings.count * settings.positive_fraction)
-        regions = Boxes(regions.boxes[:, :first], positive[:, :first])
+        has_mask = positive & take(batch.masks.any((-2, -1)), object_or_0)
+        regions = Boxes(regions.boxes[:, :first], has_mask[:, :first])
         logits = model.roi_head.segment(features, regions, own_class[:, :first])
         cells = optax.sigmoid_binary_cross_entropy(logits, mask_targets(batch.masks, regions, object_or_0[:, :first]))
         mean = cells.mean((-2, -1))

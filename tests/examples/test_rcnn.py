@@ -190,6 +190,8 @@ def test_losses(golden, model, variables, first_stage, proposals):
     compute = jax.jit(functools.partial(model.apply, method=training_losses))
     found = compute(variables, features, predictions, proposals, batch)
     assert jax.tree.map(float, found) == pytest.approx(expected_training(golden, "mask", "loss"), rel=1e-4)
+    without_masks = batch._replace(masks=np.zeros_like(batch.masks))
+    assert compute(variables, features, predictions, proposals, without_masks) == found | {"loss_mask": 0}
 
 
 @pytest.mark.thorough
@@ -273,6 +275,8 @@ def test_examples_of_a_folder(digits_folder):
         for image, boxes in zip(smaller.images, smaller.boxes, strict=True):
             side = (image != np.round(MEAN)).any(-1).any(1).sum()  # of the square scene in the canvas
             assert 16 <= side <= 64 and 0 < boxes.max() <= side
+    dataset.objects(1)[0]["segmentation"] = coco.encoded(np.eye(96))  # thinner than a pixel of the smaller image
+    assert coco.load_example(dataset, 1, coco.Loading((24, 24), 1)).masks[0].sum() == 24
 
 
 @of_pycocotools
