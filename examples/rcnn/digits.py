@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--validation", type=int, default=80, help="validation images (%(default)s)")
     parser.add_argument("--size", type=int, default=scenes.IMAGE_SIZE, help="both sides of the images (%(default)s)")
     options = parser.parse_args(arguments)
+    for path in (options.out / name for split in SEEDS for name in (split, f"{split}.json")):
+        if path.exists():
+            parser.error(f"{options.out} must have no data set yet, but has {path.name}")
     for split in SEEDS:
         write(options.out, split, getattr(options, split), options.size)
     print(f"{options.out} has {options.train} training and {options.validation} validation images.")
