@@ -5,13 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.files import read_text
-
 from .detector import RCNN
-from .weights import load
+from .weights import load, with_backbone
 
 CHECKPOINT_HELP = "a .pth (read by torch), .safetensors or .npz file"
 
@@ -20,19 +19,27 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say what the arrays of a checkpoint do not."""
     add = parser.add_argument
     add("--config", type=Path, help="a whole config of mmdet, for a checkpoint without one")
-    set_help = "settings that differ from those in the checkpoint, such as style=caffe mean=[103.53,116.28,123.675]"
+    set_help = "settings that differ from those in the file, such as style=caffe mean=[103.53,116.28,123.675]"
     add("--set", nargs="+", action="extend", metavar="NAME=VALUE", default=[], help=set_help)
     add("--trust", action="store_true", help="run code in the checkpoint, if it cannot be read without")
 
 
 def read_checkpoint(options: argparse.Namespace, dtype: Dtype | None = None) -> tuple[RCNN, dict[str, Any]]:
     """The model and the variables of the checkpoint in options, as by `load`."""
-    config = read_text(options.config) if options.config else None
+    return _read(options, load, options.checkpoint, config=options.config, dtype=dtype)
+
+
+def read_backbone(options: argparse.Namespace, model: RCNN, key: jax.Array) -> tuple[RCNN, dict[str, Any]]:
+    """A model with the backbone in options, as by `with_backbone`."""
+    return _read(options, with_backbone, options.backbone, model=model, key=key)
+
+
+def _read(options, read, path, **others):
     settings = dict(map(_setting, options.set))
     if len(settings) < len(options.set):
         raise ValueError(f"--set must name each setting once, got {' '.join(options.set)}")
     try:
-        return load(options.checkpoint, not options.trust, config=config, settings=settings, dtype=dtype)
+        return read(path, not options.trust, settings=settings, **others)
     except ValueError as error:  # whose advice is for programs
         advice = str(error).replace("weights_only=False", "--trust").replace(" (strict=False leaves them out)", "")
         raise ValueError(advice) from error

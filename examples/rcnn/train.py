@@ -23,6 +23,7 @@ from examples.library import trainer
 from examples.library.classes import described
 from examples.library.coco import Dataset
 from examples.library.devices import fit_on, shared
+from examples.library.files import digest
 from examples.library.gradients import by_group, gradients
 from examples.library.loop import State, first_state
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
@@ -33,8 +34,8 @@ from .config import REGIONS, Config
 from .detector import RCNN, Detections, detect
 from .images import padded_sides
 from .losses import Batch, losses
-from .options import CHECKPOINT_HELP, add_settings, dtype_of, read_checkpoint
-from .weights import adapt, initialise, save, with_backbone
+from .options import CHECKPOINT_HELP, add_settings, dtype_of, read_backbone, read_checkpoint
+from .weights import adapt, initialise, save
 
 PROGRAM = "python -m examples.rcnn.train"
 RECIPE_HELP = {
@@ -183,6 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "min_scale": loading.min_scale,
             "model": model.config.settings,
             "classes": dataset.names,
+            "SHA-256 of --checkpoint": options.checkpoint and digest(options.checkpoint),
+            "SHA-256 of --backbone": options.backbone and digest(options.backbone),
         },
         scores=("box AP", "mask AP") if model.config.masks else ("box AP",),
     )
@@ -206,8 +209,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen = checked(parser, options, RECIPE_HELP)
     if options.checkpoint and options.backbone:
         parser.error("only one of --checkpoint and --backbone must be given")
-    if not options.checkpoint and (options.config or options.set):
-        parser.error("--config and --set must be given with --checkpoint")
+    if not options.checkpoint and (options.config or (options.set and not options.backbone)):
+        parser.error("--config must be given with --checkpoint, and --set with --checkpoint or --backbone")
     try:
         dataset, validation, model, variables = read_inputs(options)
     except (ImportError, OSError, ValueError) as error:
@@ -259,7 +262,7 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
     else:
         model = RCNN(Config(tuple(dataset.names), len(dataset.names)), dtype_of(options))
         if options.backbone:
-            model, variables = with_backbone(model, options.backbone, key, not options.trust)
+            model, variables = read_backbone(options, model, key)
         else:
             variables = initialise(model, key)
     if model.config.masks and not masks:

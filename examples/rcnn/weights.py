@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from flax.typing import Dtype
 
 from examples.library import classes
-from examples.library.files import check_finite, replaced
+from examples.library.files import check_finite, listed, read_text, replaced
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -40,7 +41,7 @@ def load(
     path: str | Path,
     weights_only: bool = True,
     *,
-    config: str | None = None,
+    config: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     dtype: Dtype | None = None,
 ) -> tuple[RCNN, dict[str, Any]]:
@@ -49,28 +50,24 @@ def load(
     The arrays do not say all that the model needs: see `Config.settings`. These are read from the config of mmdet in
     the file, or else assumed, and then logged as a warning.
 
-    config: the text of a whole config of mmdet, in place of that in the file. settings: replace those that are read or
-    assumed. dtype: as of `RCNN`.
+    config: a file with a whole config of mmdet, in place of that in the checkpoint. settings: replace those that are
+    read or assumed. dtype: as of `RCNN`.
 
     Raises ValueError if a checkpoint is of another model, or its config has what is not implemented.
     """
     path = Path(path)
+    text = read_text(config) if config else None
     content, state = _read(path, weights_only)
-    check_names(state)
-    try:
-        found = settings_in(content) if config is None else settings_of(config)
-        made = with_settings(config_of(state), found or {})
+    with _naming(path):
+        check_names(state)
+        made = config_of(state)
         made = replace(made, names=names_in(content, made.classes))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    made = with_settings(made, settings or {})
-    known = {*(found or {}), *(settings or {})}
-    assumed = [f"{name}={json.dumps(value)}" for name, value in made.settings.items() if name not in known]
-    if assumed:
-        lacking = "lacks settings in its" if found else "has no"
-        logging.getLogger(__name__).warning("%s %s config of mmdet. Assumed: %s", path, lacking, ", ".join(assumed))
-    model = RCNN(made, dtype)
-    return model, fill(model, state)
+    with _naming(config or path):
+        found = (settings_in(content) if text is None else settings_of(text)) or {}
+        made = with_settings(made, found)
+    model = RCNN(_completed(made, found, settings or {}, made.settings, config or path), dtype)
+    with _naming(path):
+        return model, fill(model, state)
 
 
 def _read(path, weights_only):
@@ -78,7 +75,27 @@ def _read(path, weights_only):
     content = checkpoint.read(path, weights_only)
     state = checkpoint.arrays_of(content, path)
     check_finite(state, path)
-    return content, renamed(state)
+    with _naming(path):
+        return content, renamed(state)
+
+
+@contextmanager
+def _naming(path: Path, advice: str = "") -> Iterator[None]:
+    """Adds the name of the file, and advice, to errors of what it contains."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}{advice}") from error
+
+
+def _completed(config, found, given, needed, path):
+    """A config with the settings that are given. Logs those of `needed` that are neither given nor found in a file."""
+    config = with_settings(config, given)
+    assumed = [f"{name}={json.dumps(config.settings[name])}" for name in needed if name not in {*found, *given}]
+    if assumed:
+        lacking = "lacks settings in its" if found else "has no"
+        logging.getLogger(__name__).warning("%s %s config of mmdet. Assumed: %s", path, lacking, ", ".join(assumed))
+    return config
 
 
 def save(path: Path, model: RCNN, variables: dict[str, Any]) -> None:
@@ -142,12 +159,19 @@ def _mapping(content, name):
 
 
 def renamed(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A state dict with the newest names of mmdet: no `module.`, as of parallel models, and no `conv2_offset`."""
-    prefix = "module." if all(name.startswith("module.") for name in state) else ""
-    return {
-        name.removeprefix(prefix).replace(".conv2_offset.", ".conv2.conv_offset."): array
-        for name, array in state.items()
-    }
+    """A state dict with the newest names of mmdet: no `conv2_offset`, and no prefix of wrappers that all names share.
+
+    These are `module.`, of parallel models, and `_orig_mod.`, of compiled ones. Raises ValueError if two names become
+    the same.
+    """
+    for wrapper in ("module.", "_orig_mod."):
+        if state and all(name.startswith(wrapper) for name in state):
+            return renamed({name.removeprefix(wrapper): array for name, array in state.items()})
+    newest = {name: name.replace(".conv2_offset.", ".conv2.conv_offset.") for name in state}
+    twice = [name for name, new in newest.items() if name != new and new in state]
+    if twice:
+        raise ValueError(f"the checkpoint must have each parameter once, but has {listed(twice)} by its new name, too")
+    return {newest[name]: array for name, array in state.items()}
 
 
 def check_names(state: Mapping[str, np.ndarray]) -> None:
@@ -231,25 +255,31 @@ def initialise(model: RCNN, key: jax.Array) -> dict[str, Any]:
     return jax.tree_util.tree_map_with_path(start, variables)
 
 
-def with_backbone(model: RCNN, path: Path, key: jax.Array, weights_only: bool = True) -> tuple[RCNN, dict[str, Any]]:
+def with_backbone(
+    path: Path, weights_only: bool = True, *, model: RCNN, key: jax.Array, settings: Mapping[str, Any] | None = None
+) -> tuple[RCNN, dict[str, Any]]:
     """A model with new weights, but for its backbone, which is that in a file: torchvision's, or one of a detector.
 
     Convolutions that become deformable have zero offsets. The file decides the depth and, if it has a config of mmdet,
-    what the backbone needs of it.
+    what the backbone needs of it, unless the settings have all of that.
     """
     content, state = _read(path, weights_only)
-    try:
-        settings = {name: value for name, value in (settings_in(content) or {}).items() if name in OF_BACKBONE}
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    start = "backbone." if any(name.startswith("backbone.") for name in state) else ""
-    found = {name: array for name, array in state.items() if name.startswith(start) and not name.startswith("fc.")}
-    found = {name.removeprefix(start): array for name, array in found.items()}
-    model = model.clone(config=with_settings(replace(model.config, depth=depth_of(found)), settings))
+    given, found = settings or {}, {}
+    if not {*OF_BACKBONE} <= {*given}:
+        with _naming(path, f"; the settings {', '.join(OF_BACKBONE)} (--set) can take the place of its config"):
+            found = settings_in(content) or {}
+    with _naming(path):
+        start = "backbone." if any(name.startswith("backbone.") for name in state) else ""
+        arrays = {name: array for name, array in state.items() if name.startswith(start) and not name.startswith("fc.")}
+        arrays = {name.removeprefix(start): array for name, array in arrays.items()}
+        config = replace(model.config, depth=depth_of(arrays))
+        config = with_settings(config, {name: found[name] for name in OF_BACKBONE if name in found})
+    model = model.clone(config=_completed(config, found, given, OF_BACKBONE, path))
     variables = initialise(model, key)
     new = {kind: tree["backbone"] for kind, tree in variables.items() if "backbone" in tree}
     offsets = {name: array for name, array in interop.to_torch(new).items() if ".conv_offset." in name}
-    filled = interop.from_torch(offsets | found, new)
+    with _naming(path):
+        filled = interop.from_torch(offsets | arrays, new)
     return model, {kind: tree | {"backbone": filled[kind]} for kind, tree in variables.items()}
 
 

@@ -66,7 +66,8 @@ def test_anchors(golden):
 def test_what_the_model_finds(golden, text, tmp_path):
     """Beside mmdet; boxes of nearly equal scores may change places."""
     np.savez(tmp_path / "mmdet.npz", **mask_rcnn.state(golden[0]))
-    model, variables = load(tmp_path / "mmdet.npz", config=text)
+    (tmp_path / "config.py").write_text(text)
+    model, variables = load(tmp_path / "mmdet.npz", config=tmp_path / "config.py")
     found = jax.jit(model.apply)(variables, mask_rcnn.images())
     for image in range(2):
         expected = golden[1][f"boxes{image}"]
@@ -158,6 +159,9 @@ def test_settings_that_do_not_fit(settings, message):
         with_settings(Config(), settings)
 
 
+OFFSETS = "backbone.layer2.0.conv2.conv_offset.weight"
+
+
 @pytest.fixture
 def small(golden, monkeypatch):
     """A checkpoint without most numbers, which `load` does not look at before it converts them."""
@@ -178,8 +182,11 @@ def test_files_without_a_config(small, tmp_path, caplog):
     assert (model.config.style, model.config.anchor_ratios) == ("caffe", (1, 2, 3, 4))
     assert "a.npz has no config of mmdet. Assumed: mean=[123.675, 116.28, 103.53], " in caplog.text
     assert "style=" not in caplog.text and "anchor_ratios=" not in caplog.text
-    with pytest.raises(ValueError, match=r"anchor_scales and anchor_ratios must make 4 anchors per cell, .* got 3"):
+    with pytest.raises(ValueError, match=r"a.npz: anchor_scales and anchor_ratios must make 4 anchors per .* got 3"):
         load(path)
+    (tmp_path / "a.py").write_text("model = {}\nmodel['roi_head'] = {}")
+    with pytest.raises(ValueError, match=r"a.py: line 2 of the config must be NAME = VALUE"):
+        load(path, config=tmp_path / "a.py")
 
 
 def test_settings_go_with_a_model(small, tmp_path, caplog, monkeypatch):
@@ -198,6 +205,7 @@ def test_settings_go_with_a_model(small, tmp_path, caplog, monkeypatch):
         ({"settings": np.array("[]")}, r"its settings must be an object of JSON, got \[\]"),
         ({"settings": np.array("{")}, "its settings must be JSON: "),
         ({"backbone.bn1.running_mean": np.array([0, np.nan])}, "finite, but those in 'backbone.bn1.running_mean' are"),
+        ({OFFSETS.replace("2.conv_", "2_"): np.zeros(1)}, r"once, but has .*layer2.0.conv2_offset.weight' by its new"),
     ],
 )
 def test_files_that_are_refused(changes, message, small, tmp_path):
@@ -206,7 +214,7 @@ def test_files_that_are_refused(changes, message, small, tmp_path):
         load(tmp_path / "a.npz")
     if "classes" not in changes:
         with pytest.raises(ValueError, match=f"a.npz.*{message}"):
-            weights.with_backbone(None, tmp_path / "a.npz", None)
+            weights.with_backbone(tmp_path / "a.npz", model=None, key=None)
 
 
 def test_files_of_mmengine(small, text, tmp_path):
@@ -224,6 +232,7 @@ def test_files_of_mmengine(small, text, tmp_path):
 def test_names():
     old = {"module.backbone.layer2.0.conv2_offset.weight": 1, "module.neck.a": 2}
     assert renamed(old) == {"backbone.layer2.0.conv2.conv_offset.weight": 1, "neck.a": 2}
+    assert renamed({f"_orig_mod.{name}": array for name, array in old.items()}) == renamed(old)
     assert renamed({"module.a": 1, "b": 2}) == {"module.a": 1, "b": 2}
     for name, library in {
         "roi_heads.box_predictor.cls_score.weight": "torchvision",

@@ -18,7 +18,7 @@ pytest.importorskip("orbax.checkpoint")
 
 from examples.library.boxes import Boxes
 from examples.library.coco import read
-from examples.rcnn import RCNN, Config, weights
+from examples.rcnn import RCNN, Config, digits, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
 from examples.rcnn.coco import Loading, evaluation_batches, training_batches
@@ -62,7 +62,8 @@ def validation(digits_folder):
         (command, ["--out", "a.pkl"], "--out must be a folder, got the file a.pkl"),
         (command, ["--evaluate-only"], "--evaluate-only needs --checkpoint and --validation"),
         (command, ["--checkpoint", "a", "--backbone", "b"], "only one of --checkpoint and --backbone must"),
-        (command, ["--set", "style=caffe"], "--config and --set must be given with --checkpoint"),
+        (command, ["--set", "style=caffe"], "--config must be given with --checkpoint, and --set with --checkpoint or"),
+        (command, ["--backbone", "a.pkl", "--set", "bgr=true"], "if you trust it, pass --trust"),
         (command, ["--checkpoint", "a.npz", "--set", "style"], "--set must be NAME=VALUE, got 'style'"),
         *(
             (command, ["--checkpoint", "a.npz", "--set", *pairs], "--set must name each setting once, got bgr=true")
@@ -73,12 +74,14 @@ def validation(digits_folder):
         (draw, ["a.npz", "a.png", "--scale", "0", "5"], "--scale must be positive, got [0, 5]"),
         (draw, ["a.npz", "a.png", "--config", "nowhere.py"], "No such file or directory: 'nowhere.py'"),
         (draw, ["a.pkl", "a.png"], "if you trust it, pass --trust"),
+        (digits.main, ["folder"], "folder must have no data set yet, but has validation.json"),
     ],
 )
 def test_options_that_do_not_fit(main, options, message, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("examples.rcnn.train.initialise", lambda *_: {"params": {}, "batch_stats": {}})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.pkl").write_bytes(b"")
+    (tmp_path / "folder/validation.json").mkdir(parents=True)
     Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
     with pytest.raises(SystemExit):
         main([*data, *options] if main is command else options)
@@ -204,8 +207,11 @@ def test_devices_keep_their_images():
         jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
-def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch):
-    """The names are those of torchvision's ResNet, which has a classifier and no offsets."""
+def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch, caplog):
+    """The names are those of torchvision's ResNet, which has a classifier and no offsets.
+
+    The settings that a backbone needs are given, or those in its file are taken, or it is logged that they are assumed.
+    """
     monkeypatch.setattr(
         weights,
         "initialise",
@@ -214,18 +220,25 @@ def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch):
     names = {name.removeprefix("backbone."): array for name, array in state.items() if name.startswith("backbone.")}
     plain = {name: array for name, array in names.items() if "conv_offset" not in name}
     classifier = {"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000)}
-    np.savez(tmp_path / "resnet.npz", **plain, **classifier)
-    model, variables = weights.with_backbone(RCNN(Config(classes=3)), tmp_path / "resnet.npz", jax.random.key(0))
+    path, caffe = tmp_path / "resnet.npz", Config(classes=3, style="caffe")
+    read = partial(weights.with_backbone, path, model=RCNN(Config(classes=3)), key=jax.random.key(0))
+    np.savez(path, settings=np.array("[]"), **plain, **classifier)
+    with pytest.raises(
+        ValueError, match=r"resnet.npz: its settings must .*; the settings style, .*, bgr \(--set\) can"
+    ):
+        read(settings={"style": "caffe"})
+    model, variables = read(settings={name: caffe.settings[name] for name in weights.OF_BACKBONE})
     found = interop.to_torch(variables)
-    assert model.config == Config(classes=3)
+    assert model.config == caffe and not caplog.text
     for name, array in names.items():
         if "num_batches_tracked" not in name:
             assert_array_equal(found[f"backbone.{name}"], 0 if "conv_offset" in name else array)
     assert not found["neck.fpn_convs.0.conv.weight"].any()
     del plain["layer1.0.conv1.weight"]
-    np.savez(tmp_path / "resnet.npz", **plain)
-    with pytest.raises(ValueError, match=r"missing 'layer1.0.conv1.weight'"):
-        weights.with_backbone(RCNN(), tmp_path / "resnet.npz", jax.random.key(0))
+    np.savez(path, **plain)
+    with pytest.raises(ValueError, match=r"resnet.npz: .*missing 'layer1.0.conv1.weight'"):
+        read()
+    assert 'resnet.npz has no config of mmdet. Assumed: style="pytorch", mean=[123.675, ' in caplog.text
 
 
 @pytest.mark.thorough
@@ -272,6 +285,9 @@ def test_the_commands(state, data, validation, digits_folder, tmp_path, capsys):
     with pytest.raises(SystemExit, match="has checkpoints of a run"):
         command([*again, "--steps", "3"])
     command([*again, "--steps", "3", "--resume"])
+    np.savez(tmp_path / "mmdet.npz", **state | {"backbone.bn1.running_mean": np.ones(64)})
+    with pytest.raises(SystemExit, match="SHA-256 of --checkpoint must be "):
+        command([*again, "--steps", "4", "--resume"])
     result = json.loads((tmp_path / "trained/results.json").read_text())
     assert len(result["history"]) == 3 and {*result["scores"]} == {"1", "2", "3"}
     assert {"loss", "loss_mask", "loss_rpn_cls", "rate"} <= result["history"][0].keys()
