@@ -223,9 +223,7 @@ def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch, caplog):
     path, caffe = tmp_path / "resnet.npz", Config(classes=3, style="caffe")
     read = partial(weights.with_backbone, path, model=RCNN(Config(classes=3)), key=jax.random.key(0))
     np.savez(path, settings=np.array("[]"), **plain, **classifier)
-    with pytest.raises(
-        ValueError, match=r"resnet.npz: its settings must .*; the settings style, .*, bgr \(--set\) can"
-    ):
+    with pytest.raises(ValueError, match=r"resnet.npz: its settings must .*; the settings style, .*, bgr \(--set\)"):
         read(settings={"style": "caffe"})
     model, variables = read(settings={name: caffe.settings[name] for name in weights.OF_BACKBONE})
     found = interop.to_torch(variables)
