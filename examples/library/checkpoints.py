@@ -60,7 +60,7 @@ class Checkpoints:
     def restore(self, like: Any) -> tuple[Any, list[dict[str, float]], Scores]:
         """The state, the history and the scores. Prints changed settings; raises StartError if one must not change."""
         log = self._manager.restore(self.step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
-        for name in log["settings"] | self._settings:
+        for name in sorted(log["settings"] | self._settings, key=lambda name: name in self._changeable):
             saved, asked = (settings.get(name, "nothing") for settings in (log["settings"], self._settings))
             if name not in self._changeable and saved != asked:
                 raise StartError(f"{name} must be {saved} to go on from {self._manager.directory}, got {asked}")
