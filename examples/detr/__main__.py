@@ -20,8 +20,6 @@ from .evaluate import Detector
 from .images import find_objects
 from .weights import load
 
-MOST_OBJECTS = {"deformable_detr": 100}  # of models for which transformers does not keep as many as there are queries
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
@@ -32,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         checkpoint = load(options.checkpoint)
-        detector, most = Detector.of(checkpoint), MOST_OBJECTS.get(checkpoint.model_type)
+        detector = Detector.of(checkpoint)
 
         @jax.jit
         def detect(variables, images, mask):
@@ -42,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             image = opened(path)
             outputs = jax.device_get(detect(checkpoint.variables, *checkpoint.processor(image)))
             check_finite(path, outputs.logits[0].max(-1), outputs.boxes[0])
+            most = detector.most_objects(outputs.logits.shape[1])
             objects = find_objects(outputs, image.height, image.width, threshold, most)
             report(picture, image, objects, checkpoint.labels)
     except (ImportError, OSError, ValueError) as error:

@@ -22,7 +22,6 @@ from .deformable_detr import DeformableDetr
 from .images import Normalisation, Preprocessor
 from .weights import Checkpoint
 
-MAX_OBJECTS = 100
 SHOWN_SCORE = 0.4
 SHOWN_SAMPLES = 3  # objects of an image whose samples are drawn
 
@@ -33,6 +32,10 @@ class Detector:
 
     model: nn.Module
     normalisation: Normalisation
+
+    def most_objects(self, queries: int) -> int:
+        """How many objects of an image are kept, as in transformers and in the authors' evaluations."""
+        return 100 if isinstance(self.model, DeformableDetr) else queries
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Detector":
@@ -57,9 +60,9 @@ def find(detector: Detector, variables: dict[str, Any], images: jax.Array, mask:
     layers = recorded["intermediates"]["decoder"]
     ((locations, _),) = layers[f"layers_{len(outputs.layers.boxes) - 1}"]["sampling"]
     scores = jax.nn.sigmoid(outputs.logits)
-    classes = scores.shape[-1]
+    _, queries, classes = scores.shape
     flat = scores.reshape(len(scores), -1)
-    best, index = jax.lax.top_k(flat, min(MAX_OBJECTS, flat.shape[1]))
+    best, index = jax.lax.top_k(flat, min(detector.most_objects(queries), flat.shape[1]))
     query = index // classes
     boxes = jnp.take_along_axis(centre_to_corners(outputs.boxes), query[..., None], 1)
     chosen = jnp.take_along_axis(locations, query[..., None, None, None], 1)

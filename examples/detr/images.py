@@ -243,15 +243,14 @@ def resized(height: int, width: int, size: Mapping[str, int]) -> tuple[int, int]
     return (short, long) if height <= width else (long, short)
 
 
-def find_objects(outputs: Outputs, height: int, width: int, threshold: float, most: int | None = None) -> Objects:
-    """The objects in the first image of a batch with scores above the threshold.
+def find_objects(outputs: Outputs, height: int, width: int, threshold: float, most: int) -> Objects:
+    """The objects in the first image of a batch with scores above the threshold, at most so many.
 
-    A query may find several classes. height, width: of the image, in the pixels that boxes are to have. most: at most
-    so many objects, by default as many as there are queries.
+    A query may find several classes. height, width: of the image, in the pixels that boxes are to have.
     """
     scores = 1 / (1 + np.exp(-np.asarray(outputs.logits[0], np.float64)))
     queries, labels = np.nonzero(scores > threshold)
-    order = np.argsort(-scores[queries, labels], kind="stable")[: most or len(scores)]
+    order = np.argsort(-scores[queries, labels], kind="stable")[:most]
     queries, labels = queries[order], labels[order]
     centres, sizes = np.split(np.asarray(outputs.boxes[0])[queries], 2, -1)
     corners = np.concatenate([centres - sizes / 2, centres + sizes / 2], -1) * (width, height, width, height)

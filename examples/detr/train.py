@@ -22,7 +22,7 @@ import numpy as np
 from examples.library import classes, precision, trainer
 from examples.library.augment import MIN_SIDE
 from examples.library.coco import Dataset
-from examples.library.files import Watched, read_object
+from examples.library.files import Watched, naming, read_object
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
 
 from . import weights
@@ -110,6 +110,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             processor = for_batches(checkpoint, validation, options.sizes[-1])
         else:
             processor = checkpoint.processor.for_training(checkpoint.model_type, options.sizes[-1])
+            if validation:
+                batch_sizes(processor, validation)  # raises if an image cannot be evaluated
         checkpoint = checkpoint._replace(processor=processor)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
@@ -158,6 +160,15 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
     return found
 
 
+def batch_sizes(processor: Preprocessor, dataset: Dataset) -> set[tuple[int, int]]:
+    """The heights and widths that a preprocessor gives images. Raises ValueError, which names one it cannot take."""
+    sizes = set()
+    for image in dataset.annotations.imgs.values():
+        with naming(dataset.folder / image["file_name"]):
+            sizes.add(processor.shapes(image["height"], image["width"])[1])
+    return sizes
+
+
 def for_batches(checkpoint: Checkpoint, dataset: Dataset, side: int) -> Preprocessor:
     """The preprocessor of a checkpoint or, if the model cannot take its images in one batch, one that gives all images
     one size, which is printed: that of the largest image, or squares for a model without a mask of the padding.
@@ -165,8 +176,7 @@ def for_batches(checkpoint: Checkpoint, dataset: Dataset, side: int) -> Preproce
     side: of the squares.
     """
     processor, has_mask = checkpoint.processor, checkpoint.model_type == "deformable_detr"
-    images = dataset.annotations.imgs.values()
-    sizes = {processor.shapes(image["height"], image["width"])[1] for image in images}
+    sizes = batch_sizes(processor, dataset)
     height, width = (max(sides) for sides in zip(*sizes, strict=True))
     if len(sizes) == 1 and (has_mask or height % STRIDE == width % STRIDE == 0):
         return processor

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from examples.library import classes
-from examples.library.files import check_finite, listed, read_object, replaced
+from examples.library.files import check_finite, listed, naming, read_object, replaced, without_wrappers
 from jax_dcn import interop
 
 from . import names
@@ -31,6 +30,7 @@ MODELS = {
     "rt_detr_v2": (RTDetr, RTDetrConfig),
     "d_fine": (DFine, DFineConfig),
 }
+ADAPTER = "adapter_config.json"  # of peft
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 INIT_SIZE = 64  # sides of the images for which parameters are made
 OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed")  # parameters that depend on the classes
@@ -67,20 +67,26 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
             f"{folder} must be a folder with {path.name}, as a checkpoint of transformers is; `hf download NAME "
             "--local-dir FOLDER` makes it from a name on the hub"
         )
+    if (folder / ADAPTER).exists():
+        raise ValueError(f"{folder} must have no {ADAPTER}: `merge_and_unload` of peft merges adapters into a model")
     config = read_object(path)
-    with _naming(path):
+    with naming(path):
         make_model(config)  # raises if the config is not supported, before the weights are read
+    architectures, usual = config.get("architectures"), f"{config['model_type'].replace('_', '')}ForObjectDetection"
+    if architectures and usual.lower() not in str(architectures).lower():
+        logging.getLogger(__name__).warning("%s has other architectures than its model_type: %s", path, architectures)
     processor_path, settings = _processor_settings(folder)
     if not settings:
         logging.getLogger(__name__).warning("%s has no settings. Assumed are those of the authors.", processor_path)
-    with _naming(processor_path):
+    with naming(processor_path):
         processor = Preprocessor.from_json(config["model_type"], settings)
-    state = _weights(folder)
+    state = without_wrappers(_weights(folder))
     check_finite(state, folder)
     config = names.with_constants(config, state)
-    with _naming(path):
+    with naming(path):
         model = make_model(config, dtype)
-    return Checkpoint(model, fill(model, state, config), config, processor)
+    with naming(folder):
+        return Checkpoint(model, fill(model, state, config), config, processor)
 
 
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
@@ -142,7 +148,7 @@ def fill(
     unexpected = sorted(source[name] for name in source.keys() - expected)
     if missing or unexpected:
         raise ValueError(
-            f"the checkpoint does not fit its config: missing {listed(missing)}; unexpected {listed(unexpected)}"
+            f"its weights are not those of its config: missing {listed(missing)}; unexpected {listed(unexpected)}"
         )
     return interop.from_torch({name: state[known] for name, known in source.items()}, like)
 
@@ -187,15 +193,6 @@ def criterion(checkpoint: Checkpoint) -> Criterion:
     return RTDetrLosses()
 
 
-@contextmanager
-def _naming(path):
-    """Adds the name of the file to errors of what it contains."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path} does not fit: {error}") from error
-
-
 def _processor_settings(folder):
     """The settings of an image processor, and their file, for which transformers 5 has two names."""
     nested, path = folder / "processor_config.json", folder / "preprocessor_config.json"
@@ -212,11 +209,11 @@ def _weights(folder):
     if path is None:
         raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
     if path.suffix != ".json":
-        return interop.load(path)
+        return _arrays(path)
     files = read_object(path).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise ValueError(f"{path} must have a weight_map, which names the file of each array")
-    parts = {file: interop.load(folder / file) for file in sorted(set(files.values()))}
+    parts = {file: _arrays(folder / file) for file in sorted(set(files.values()))}
     missing = [name for name, file in files.items() if name not in parts[file]]
     unexpected = sorted({name for part in parts.values() for name in part} - files.keys())
     if missing or unexpected:
@@ -225,3 +222,11 @@ def _weights(folder):
             f"unexpected {listed(unexpected)}"
         )
     return {name: parts[file][name] for name, file in files.items()}
+
+
+def _arrays(path):
+    try:
+        return interop.load(path)
+    except ValueError as error:
+        advice = "load it in Python and write its arrays with `save_pretrained` of transformers"
+        raise ValueError(str(error).replace("pass weights_only=False", advice)) from error

@@ -17,12 +17,6 @@ from .files import listed, read_json
 LARGEST = 1e9  # of numbers, in pixels or square pixels
 REACH = 10  # how many sides of its image a polygon may leave it; pycocotools takes memory for each pixel of its outline
 REQUIRED = object()
-# Other fields of COCO's own files. They say nothing of objects, or, as a `segmentation`, only of masks.
-OF_COCO = {
-    "images": {"license", "date_captured", "coco_url", "flickr_url"},
-    "categories": {"supercategory"},
-    "annotations": {"segmentation"},
-}
 
 
 class Field(NamedTuple):
@@ -62,6 +56,13 @@ FIELDS = {
         "ignore": FLAG,
     },
 }
+# Other fields of COCO's own files. They say nothing of objects, or, as a `segmentation`, only of masks.
+OF_COCO = {
+    "the file": {"info", "licenses", *FIELDS},
+    "images": {"license", "date_captured", "coco_url", "flickr_url"},
+    "categories": {"supercategory"},
+    "annotations": {"segmentation"},
+}
 POLYGONS = "a list of polygons [x0, y0, x1, y1, ...]"
 RUN_LENGTHS = "run lengths with the `size` [height, width] of the image and `counts` that add up to its pixels"
 
@@ -77,7 +78,8 @@ class _Entry(NamedTuple):
     def error(self, field: str, must_be: str) -> ValueError:
         """The error for a field of the entry that is missing or wrong."""
         name = f" (id {self.value['id']})" if _is_label(self.value.get("id")) else ""
-        got = _shortened(self.value[field]) if field in self.value else "nothing"
+        present = f"nothing; it has {listed(list(self.value))}"
+        got = _shortened(self.value[field]) if field in self.value else present
         return ValueError(f"{field} of {self.kind}[{self.number}]{name} in {self.path} must be {must_be}, got {got}")
 
 
@@ -128,7 +130,7 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         annotations.append(annotation)
     if counts := _counted(unusual):
         logging.getLogger(__name__).warning("%s has %s. docs/annotations.md says what becomes of them.", path, counts)
-    if unused := _counted(_unused(entries)):
+    if unused := _counted(_unused(entries | {"the file": [_Entry(path, "the file", 0, content)]})):
         logging.getLogger(__name__).warning("%s has fields that are not used: %s.", path, unused)
     numbered = {kind: [one | {"id": number} for number, one in enumerate(found[kind], 1)] for kind in FIELDS}
     return numbered | {"annotations": annotations}
@@ -162,7 +164,7 @@ def _unused(entries: Mapping[str, Sequence[_Entry]]) -> Counter[str]:
         for kind, of_kind in entries.items()
         for entry in of_kind
         for field, value in entry.value.items()
-        if value and field not in FIELDS[kind] and field not in OF_COCO[kind]
+        if field not in OF_COCO[kind] and field not in FIELDS.get(kind, ()) and value not in (None, "", [], {})
     )
 
 

@@ -58,12 +58,14 @@ class Checkpoints:
         return f"Step {self.step} is saved. Continue with --resume." if self.step else "No step is saved."
 
     def restore(self, like: Any) -> tuple[Any, list[dict[str, float]], Scores]:
-        """The state, the history and the scores; raises StartError if they were made with other settings."""
+        """The state, the history and the scores. Prints changed settings; raises StartError if one must not change."""
         log = self._manager.restore(self.step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
-        for name in log["settings"] | self._settings:
+        for name in sorted(log["settings"] | self._settings, key=lambda name: name in self._changeable):
             saved, asked = (settings.get(name, "nothing") for settings in (log["settings"], self._settings))
             if name not in self._changeable and saved != asked:
                 raise StartError(f"{name} must be {saved} to go on from {self._manager.directory}, got {asked}")
+            if saved != asked and jax.process_index() == 0:
+                print(f"{name} was {saved} until step {self.step}, and is {asked} from there on.")
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
         state = self._manager.restore(self.step, args=items).state
         scores = json.loads(self._scores.read_text()) if self._scores.exists() else {}

@@ -24,14 +24,13 @@ SAME = {name: names[0] for names in SYNONYMS for name in names}
 def places(names: Sequence[str], classes: Sequence[str]) -> list[int | None]:
     """The place in `classes` of each name, None for one that is not there.
 
-    Spaces, hyphens, underscores and capitals make no difference, and synonyms are the same class, unless they are
-    classes of their own.
+    Names with the same `letters` and synonyms are the same class, unless they are classes of their own.
 
     >>> places(["cat", "Dining-Table", "sofa", "lamp"], ["diningtable", "couch", "cat"])
     [2, 0, 1, None]
     """
     found: dict[int, int] = {}
-    for spelling in (str, _letters, lambda name: SAME.get(_letters(name), _letters(name))):
+    for spelling in (str, letters, lambda name: SAME.get(letters(name), letters(name))):
         known: dict[str, int | None] = {}
         for place, name in enumerate(classes):
             if place not in found.values():
@@ -85,6 +84,7 @@ def described(names: Sequence[str], classes: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _letters(name):
+def letters(name: str) -> str:
+    """A name without spaces, hyphens, underscores and capitals, and with the usual forms of characters."""
     composed = unicodedata.normalize("NFKC", name)
     return "".join(character for character in composed.casefold() if character not in " -_")

@@ -1,20 +1,25 @@
 """Images with annotations in the format of COCO, and the order in which a training takes them."""
 
+import logging
 import os
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from pycocotools.coco import COCO
 
 from . import classes, precision
 from .annotations import read as read_annotations
 from .files import listed
+
+MIN_IS_WHITE = 0  # a value of PHOTOMETRIC_INTERPRETATION
+with_dark_images: set[Path] = set()  # folders
 
 
 class ImageError(ValueError):
@@ -56,7 +61,7 @@ class Dataset(NamedTuple):
     @property
     def files(self) -> set[str]:
         """The whole paths of all images."""
-        return set(_paths(self.folder.resolve(), self.annotations.imgs.values()))
+        return set(_paths(self.folder, self.annotations.imgs.values()))
 
     def objects(self, image: int, most: int | None = None) -> list[dict[str, Any]]:
         """The annotations of an image to train on, which have "corners", or the first of them."""
@@ -69,7 +74,8 @@ class Dataset(NamedTuple):
     def with_classes(self, names: Sequence[str]) -> "Dataset":
         """The data for a model with these classes, which are matched by their names.
 
-        Raises ValueError if the annotations have objects of other classes.
+        Classes whose names differ from those of the model are logged. Raises ValueError if the annotations have objects
+        of other classes.
         """
         places = classes.places(self.names, names)
         used = {one["category_id"] for one in self.annotations.anns.values()}
@@ -82,6 +88,9 @@ class Dataset(NamedTuple):
                     f"{self.path} must have objects of the model's classes, {listed(names)}, but has some of the class "
                     f"{name!r}"
                 )
+        matched = [(name, names[place]) for name, place in zip(self.names, places, strict=True) if place is not None]
+        if taken := ", ".join(f"{name!r} for {match!r}" for name, match in matched if name != match):
+            logging.getLogger(__name__).warning("Classes of %s that are taken for others: %s", self.path, taken)
         return self._replace(names=list(names), categories=categories)
 
 
@@ -92,9 +101,6 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     missing.
     """
     content = read_annotations(annotations, masks)
-    twice = [path for path, count in Counter(_paths(folder, content["images"])).items() if count > 1]
-    if twice:
-        raise ValueError(f"{annotations} must have each image once, but has {listed(twice)} several times")
     present = {entry.name for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
     names = [image["file_name"] for image in content["images"]]
     missing = [name for name in names if name not in present and not (folder / name).is_file()]
@@ -102,13 +108,25 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
         raise FileNotFoundError(
             f"{folder} must have the images of {annotations}, but lacks {listed(missing)}{_similar(missing, folder)}"
         )
+    twice = [path for path, count in Counter(_paths(folder, content["images"])).items() if count > 1]
+    if twice:
+        raise ValueError(f"{annotations} must have each image once, but has {listed(twice)} several times")
     categories = content["categories"]
     ids = [one["id"] for one in categories]
     return Dataset(precision.indexed(content), annotations, folder, [one["name"] for one in categories], ids)
 
 
 def _paths(folder, images):
-    return [os.path.normpath(os.path.join(folder, image["file_name"])) for image in images]
+    """The whole paths of images. Only folders and links are resolved, because that takes long."""
+
+    @cache
+    def resolved(parent):
+        return os.path.realpath(parent), {entry.name for entry in os.scandir(parent) if entry.is_symlink()}
+
+    for parent, name in (os.path.split(os.path.join(folder, image["file_name"])) for image in images):
+        whole, links = resolved(parent)
+        path = os.path.join(whole, name)
+        yield os.path.realpath(path) if name in links else path
 
 
 def _similar(missing, folder):
@@ -181,16 +199,29 @@ def opened(path: Path) -> Image.Image:
     """The image in a file, as by `rgb`. Raises ImageError, which names the file, if it cannot be read."""
     try:
         with Image.open(path) as image:
-            return rgb(image)
+            return rgb(image, path)
     except Exception as error:  # damaged files cause errors of many kinds
         raise ImageError(f"{path} must be an image: {error}") from error
 
 
-def rgb(image: Image.Image) -> Image.Image:
-    """An image of 8 or 16 bits a channel in RGB, turned as its EXIF data says. Of 16 bits, the highest 8 are kept."""
-    if image.mode in ("I", "F"):
-        raise ValueError(f"it must have 8 or 16 bits a channel, but has 32 (mode {image.mode})")
+def rgb(image: Image.Image, path: Path) -> Image.Image:
+    """An image of 8 to 16 bits a channel in RGB, turned as its EXIF data says; the highest 8 bits are kept.
+
+    Logged is the first image in the folder of `path` whose highest 4 of 16 bits are not used.
+    """
+    is_deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")  # of 16 bits in PIL
+    if image.mode in ("I", "F") and not is_deep:
+        raise ValueError(f"it must have 8 or 16 bits a channel, without a sign, got PIL's mode {image.mode}")
+    tags = getattr(image, "tag_v2", {})  # of TIFF
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if is_deep:
+        (depth,), values = tags.get(BITSPERSAMPLE, [16]), np.asarray(image)
+        if tags.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE:
+            values = 2**depth - 1 - values
+        if depth == 16 and values.max() < 2**12 and path.parent not in with_dark_images:
+            with_dark_images.add(path.parent)
+            logging.getLogger(__name__).warning(
+                "%s has 16 bits a channel, of which the highest 8 are used, but no value above %d", path, values.max()
+            )
+        image = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
     return image.convert("RGB")

@@ -11,6 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+WRAPPERS = ("module.", "_orig_mod.")
+
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
@@ -33,8 +35,12 @@ def delete(path: Path) -> None:
 
 
 def digest(path: Path) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    """The first 16 hexadecimal digits of the SHA-256 of a file, or of all files in a folder, one after another."""
+    found = hashlib.sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if not file.is_dir():
+            found.update(file.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def to_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
@@ -114,6 +120,27 @@ class Watched(dict[str, Any]):
                 yield name
             elif isinstance(value, Watched) and value._looked_up:
                 yield from (f"{name}.{one}" for one in value.unused())
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds the name of the file or the folder to errors of what it contains."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit: {error}") from error
+
+
+def without_wrappers(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A state dict without the beginnings that parallel and compiled models of torch give to all their names.
+
+    >>> without_wrappers({"_orig_mod.module.a": 1, "_orig_mod.module.module.b": 2})
+    {'a': 1, 'module.b': 2}
+    """
+    for prefix in WRAPPERS * 2:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): array for name, array in state.items()}
+    return dict(state)
 
 
 def check_finite(arrays: Mapping[str, np.ndarray], path: Path) -> None:

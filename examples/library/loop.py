@@ -111,7 +111,7 @@ def fit(
     recipe: a dataclass with `steps` and `checkpoint_every`, among others; settings: what else decides the result, such
     as the data. A run that is resumed must have the same, except for those in `changeable`.
     resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise there must be
-    none and no `outputs`, or `overwrite` deletes both.
+    none, and neither `outputs` nor `log`, or `overwrite` deletes all of them.
     evaluate: takes a state, which has been saved, the number of its steps and all earlier scores; called every
     `recipe.evaluate_every` steps and after the last.
     patience: end the run when the score `best` has not risen for that many evaluations.
@@ -128,7 +128,7 @@ def fit(
         Checkpoints(directory, recipe.checkpoint_every, asked, changeable) as checkpoints,
         _interruption() as interrupted,
     ):
-        of_another_run = [path for path in outputs if path.exists()]
+        of_another_run = [path for path in (*outputs, *([log] if log and not resume else [])) if path.exists()]
         if checkpoints.step is not None and resume:
             state, history, scores = checkpoints.restore(start.shapes)
             if len(history) > recipe.steps:

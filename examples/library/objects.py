@@ -65,8 +65,8 @@ def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
     for path in images:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
         found = [file for file in inside if file == path or file.suffix.lower() in readable]
-        if len(found) < len(inside):
-            print(f"{len(inside) - len(found)} entries of {path} are skipped, because their names are not of images.")
+        if not found or len(found) < len(inside):
+            print(f"{path} has {len(found)} images, and {len(inside) - len(found)} entries with other names.")
         files += found
     if not files:
         raise ValueError(f"the folders must have images, got {', '.join(map(str, images))}")

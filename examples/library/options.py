@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from . import classes
 from .coco import Dataset, read
 from .files import listed
 from .precision import indexed
@@ -100,15 +101,18 @@ def choose_best(parser: argparse.ArgumentParser, options: argparse.Namespace, sc
 def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset, Dataset | None]:
     """The data to train on and, if given, those to validate with, whose classes are those of the others; as by `read`.
 
-    Prints which images and objects are not trained on. Raises ValueError if there are no objects.
+    Prints which images and objects are not trained on. Raises ValueError if there are no objects to train on, or to
+    find in the validation images.
     """
     dataset = read(options.annotations, options.images, masks)
     validation = read(*options.validation, masks) if options.validation else None
     if validation and not options.evaluate_only:
         validation = validation.with_classes(dataset.names)
-    for one in filter(None, (dataset, validation)):
-        if not one.images_with_objects:
-            raise ValueError(f"{one.path} must have objects to train on" + masks * ", or pass --boxes-only")
+    advice = masks * ", or pass --boxes-only"
+    if not (options.evaluate_only or dataset.images_with_objects):
+        raise ValueError(f"{dataset.path} must have objects to train on{advice}")
+    if validation and all(one["iscrowd"] for one in validation.annotations.anns.values()):
+        raise ValueError(f"{validation.path} must have objects other than crowds for the average precision{advice}")
     if not options.evaluate_only:
         _print_what_is_left_out(dataset, options)
         if validation and (count := len(dataset.files & validation.files)):
@@ -127,6 +131,10 @@ def _print_what_is_left_out(dataset, options):
     unused = [name for name, category in zip(dataset.names, dataset.categories, strict=True) if category not in used]
     if unused:
         print(f"Classes without an object to train on: {listed(unused)}")
+    spelled = [*map(classes.letters, dataset.names)]
+    alike = [name for name, spelling in zip(dataset.names, spelled, strict=True) if spelled.count(spelling) > 1]
+    if alike:
+        print(f"Classes of their own, although their names are spelled alike: {listed(alike)}")
     most = options.objects or max(counts)
     beyond = [count - most for count in counts if count > most]
     if beyond:

@@ -13,7 +13,8 @@ from .files import digest, to_json
 from .loop import Run, StartError, evaluations_since_best
 from .precision import NotFiniteError
 
-# What --resume may change if it is given, because a run whose losses explode may need it.
+# What --resume may change: folders, which may have moved, and if it is given, what a run whose losses explode may need.
+FOLDERS = ("images", "validation images")
 RATES = ("learning_rate", "offset_rate", "backbone_rate", "slow_rate", "clip_norm")
 
 
@@ -65,12 +66,15 @@ def run(
                 "background": loading.background,
                 "mirrors": loading.mirrors,
                 "dtype": options.dtype,
+                "SHA-256 of the checkpoint": options.checkpoint and digest(options.checkpoint),
                 "SHA-256 of the annotations": digest(options.annotations),
                 "SHA-256 of the validation annotations": options.validation and digest(options.validation[0]),
+                "images": str(options.images.resolve()),
+                "validation images": options.validation and str(options.validation[1].resolve()),
                 "best": options.best,
                 **settings,
             },
-            changeable=[name for name in RATES if vars(options).get(name) is not None],
+            changeable=[*FOLDERS, *(name for name in RATES if vars(options).get(name) is not None)],
             evaluate=evaluate if options.validation else None,
             best=options.best,
             patience=options.patience,

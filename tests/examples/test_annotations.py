@@ -109,6 +109,10 @@ def test_each_field(kind, field, folder):
             content() | {"categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "cat"}]},
             r"name of categories\[1\] .* must be different from that of categories\[0\], got 'cat'",
         ),
+        (
+            content() | {"annotations": [{"image_id": 5, "segments_info": []}]},
+            r"id of annotations\[0\] .* must be .*, got nothing; it has 'image_id', 'segments_info'$",
+        ),
         (content() | {"images": content()["images"][:1]}, r"image_id of annotations\[1\] .* must be an id of images"),
     ],
 )
@@ -119,7 +123,8 @@ def test_annotations_that_do_not_fit(annotations, message, folder):
 
 def test_images_that_occur_twice(folder):
     made = content()
-    for name in ("a.png", "./a.png", str(folder / "a.png")):
+    (folder / "link.png").symlink_to("a.png")
+    for name in ("a.png", "./a.png", str(folder / "a.png"), "link.png"):
         made["images"][1]["file_name"] = name
         with pytest.raises(ValueError, match=r"must have each image once, but has '.*a.png' several times"):
             read(*written(folder, made))
@@ -204,13 +209,15 @@ def test_what_is_unusual_is_said(change, said, folder, caplog):
 
 def test_fields_that_are_not_used(folder, caplog):
     """What they say is not known, so they are named, unless they say nothing or are known to have no effect."""
-    made = content(score=0.3, attributes={}, isfake=0, segmentation=[SQUARE])
+    made = content(score=0.3, valid=False, attributes={}, caption="", segmentation=[SQUARE])
+    made |= {"info": {"year": 2026}, "deleted": [3]}
     made["images"][0] |= {"neg_category_ids": [3], "license": 4}
     made["images"][1] |= {"neg_category_ids": [], "coco_url": "http"}
     made["categories"][0] |= {"supercategory": "animal"}
     dataset = read(*written(folder, made))
     assert caplog.messages == [
-        f"{dataset.path} has fields that are not used: neg_category_ids of images (1), score of annotations (1)."
+        f"{dataset.path} has fields that are not used: neg_category_ids of images (1), score of annotations (1), "
+        "valid of annotations (1), deleted of the file (1)."
     ]
 
 
@@ -368,23 +375,38 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
         one | {"id": 2, "image_id": "b", "iscrowd": 1},
         one | {"id": 3, "image_id": "c", "bbox": [1, 2, 0, 4]},
     ]
-    made["categories"].append({"id": 4, "name": "dog"})
+    made["categories"] += [{"id": 4, "name": "dog"}, {"id": 5, "name": "Dog "}]
     for name in "cd":
         Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
     options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False)
     options.annotations, options.images = written(folder, made)
-    shared = json.loads(json.dumps(made)) | {"images": made["images"][:3]}
-    (folder / "validation.json").write_text(json.dumps(shared))
-    options.validation = folder / "validation.json", folder / "." / "."
+    other = folder / "other"
+    other.mkdir()
+    (other / "a.png").symlink_to(folder / "a.png")
+    names = "a.png", "../b.png", str(folder / "c.png")
+    shared = [image | {"file_name": name} for image, name in zip(made["images"], names, strict=False)]
+    (folder / "validation.json").write_text(json.dumps(made | {"images": shared}))
+    options.validation = folder / "validation.json", other
     dataset, _ = read_data(options)
     print_small_objects(dataset, 10, keeps_ratio=False)
     assert capsys.readouterr().out.splitlines() == [
         "1 images without annotations are not trained on. --background trains on them, too.",
         "2 images are not trained on, because their objects are not.",
-        "Classes without an object to train on: 'dog'",
+        "Classes without an object to train on: 'dog', 'Dog '",
+        "Classes of their own, although their names are spelled alike: 'dog', 'Dog '",
         "3 of the 3 validation images are trained on, too.",
         "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
     ]
+
+
+def test_data_without_objects(folder):
+    annotations, _ = written(folder, content() | {"annotations": [content(iscrowd=1)["annotations"][1]]})
+    options = argparse.Namespace(annotations=annotations, images=folder, validation=None, evaluate_only=False)
+    with pytest.raises(ValueError, match=r"annotations.json must have objects to train on"):
+        read_data(options)
+    options.evaluate_only, options.validation = True, (annotations, folder)
+    with pytest.raises(ValueError, match=r"annotations.json must have objects other than crowds for the average"):
+        read_data(options)
 
 
 def test_small_objects_depend_on_how_an_image_is_fitted(folder, capsys):

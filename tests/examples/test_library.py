@@ -70,6 +70,28 @@ def test_turned_images_and_images_of_16_bits(folder):
     assert_array_equal(np.asarray(open_image(read(*written(folder, content())), 1)), 128)
 
 
+BITS = b"\x02\x01\x03\0\x01\0\0\0"  # how a TIFF file begins to say how many bits a sample has
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "tags", "change", "expected"),
+    [
+        ("a.tif", 0x8888, {}, (b"", b""), 0x88),
+        ("a.tif", 0x8888, {262: 0}, (b"", b""), 0x77),  # of which 0 is white
+        ("a.tif", 0x8888, {}, (BITS + b"\x10", BITS + b"\x0c"), 0x88),  # 12 bits
+        ("a.pgm", 0x8888, {}, (b"", b""), 0x88),
+        ("a.png", 0x0888, {}, (b"", b""), 0x08),
+    ],
+)
+def test_which_bits_are_used(name, value, tags, change, expected, folder, caplog):
+    Image.fromarray(np.full((10, 20), value, np.uint16)).save(folder / name, tiffinfo=tags)
+    (folder / name).write_bytes((folder / name).read_bytes().replace(*change, 1))
+    for _ in range(2):
+        assert_array_equal(np.asarray(opened(folder / name)), expected)
+    said = f"{folder}/a.png has 16 bits a channel, of which the highest 8 are used, but no value above 2184"
+    assert caplog.messages == [said] * (expected == 0x08)
+
+
 def scene(seed):
     """A dark image with two bright rectangles, and their boxes."""
     random = np.random.default_rng(seed)
@@ -117,7 +139,7 @@ def test_gradients_of_parts(parts):
     assert_allclose(carry, 15 + 10 * sum(range(parts)))
 
 
-def test_pictures_of_files_and_folders(folder):
+def test_pictures_of_files_and_folders(folder, capsys):
     out = folder / "out.png"
     assert pictures([folder / "a.png"], out) == [(folder / "a.png", out)]
     (folder / "b.JPG").write_bytes(b"")
@@ -127,6 +149,7 @@ def test_pictures_of_files_and_folders(folder):
     assert pictures([folder / "a.png", folder / "b.JPG"], folder / "out") == expected
     assert pictures([folder / "a.png"], folder / "found") == [(folder / "a.png", folder / "found" / "a.png.png")]
     (folder / "of.jpg").mkdir()
+    (folder / "of.jpg" / "notes.txt").write_text("")
     assert pictures([folder / "a.png"], folder / "of.jpg") == [(folder / "a.png", folder / "of.jpg" / "a.png.png")]
     for image in (folder / "a.png", folder):
         with pytest.raises(ValueError, match=r"--out must be none of the images, got "):
@@ -134,5 +157,10 @@ def test_pictures_of_files_and_folders(folder):
     with pytest.raises(ValueError, match=r"images must have names of their own, got a.png twice"):
         pictures([folder, folder / "a.png"], out)
     (folder / "empty").mkdir()
+    capsys.readouterr()
+    assert pictures([folder / "empty", folder / "of.jpg", folder / "a.png"], out) == expected[:1]
+    counts = ("empty", 0), ("of.jpg", 1)
+    of_folders = [f"{folder}/{name} has 0 images, and {count} entries with other names." for name, count in counts]
+    assert capsys.readouterr().out.splitlines() == of_folders
     with pytest.raises(ValueError, match=r"the folders must have images, got .*empty"):
         pictures([folder / "empty"], out)

@@ -108,6 +108,8 @@ def test_evaluations_and_the_log(tmp_path):
     assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines == [{"step": number, **step} for number, step in enumerate(found.history, 1)] and len(lines) == 6
+    with pytest.raises(StartError, match=r"log.jsonl are of another run: move them, or overwrite them"):
+        run(tmp_path / "new", log=log)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

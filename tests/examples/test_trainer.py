@@ -140,15 +140,23 @@ def test_a_run_that_goes_on_with_another_rate(tmp_path):
     command(tmp_path, "--resume", "--clip-norm", "3")
 
 
-@pytest.mark.parametrize(("name", "setting"), [("a.json", "the annotations"), ("b.json", "the validation annotations")])
-def test_a_run_goes_on_with_the_same_annotations(name, setting, tmp_path):
-    command(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("a.json", "the annotations"), ("b.json", "the validation annotations"), ("start/model", "the checkpoint")],
+)
+def test_a_run_goes_on_with_the_same_files(name, setting, tmp_path, capsys):
+    """The folders of images may have moved."""
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/model").write_text("{}")
+    command(tmp_path, "--checkpoint", "start")
     (tmp_path / name).write_text("[]")
     message = rf"SHA-256 of {setting} must be 44136fa355b3678a to go on from .*, got 4f53cda18c2baa0c"
     with pytest.raises(SystemExit, match=message):
-        command(tmp_path, "--resume")
+        command(tmp_path, "--resume", "--checkpoint", "start")
     (tmp_path / name).write_text("{}")
-    command(tmp_path, "--resume")
+    command(tmp_path, "--resume", "--checkpoint", "start", "--validation", "b.json", "moved")
+    said = f"validation images was {tmp_path}/images until step 4, and is {tmp_path}/moved from there on.\n"
+    assert said in capsys.readouterr().out
 
 
 def test_a_run_that_overwrites_another(tmp_path):

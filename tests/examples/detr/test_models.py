@@ -220,7 +220,7 @@ def test_defaults_of_old_configs():
 def test_objects_are_in_pixels_and_the_best_comes_first():
     logits = np.array([[[-1.0, 1.0], [2.0, -3.0], [3.0, 0.5]]])
     boxes = np.array([[[0.5, 0.5, 1.0, 0.5], [0.2, 0.4, 0.2, 0.4], [0.1, 0.1, 0.0, 0.0]]])
-    objects = find_objects(Outputs(Predictions(logits[None], boxes[None]), None), height=100, width=200, threshold=0.7)
+    objects = find_objects(Outputs(Predictions(logits[None], boxes[None]), None), 100, 200, threshold=0.7, most=3)
     assert objects.labels.tolist() == [0, 0, 1]
     assert_allclose(objects.scores, 1 / (1 + np.exp([-3, -2, -1])))
     assert_allclose(objects.boxes, [[20, 10, 20, 10], [20, 20, 60, 60], [0, 25, 200, 75]])

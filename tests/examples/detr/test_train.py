@@ -20,7 +20,7 @@ pytest.importorskip("safetensors")
 
 from examples.detr import weights
 from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
-from examples.detr.evaluate import average_precision
+from examples.detr.evaluate import Detector, average_precision, find
 from examples.detr.images import Normalisation, Preprocessor
 from examples.detr.optimiser import RECIPES, Recipe, group, make_optimiser, rate
 from examples.detr.train import main, parse
@@ -122,6 +122,17 @@ def test_options_that_do_not_fit(options, message, folder, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_validation_images_that_would_have_no_pixel(folder, tmp_path, capsys):
+    """They are refused before the training, and not in its first evaluation."""
+    content = json.loads((folder / "annotations.json").read_text())
+    content["images"][2] |= {"width": 400, "height": 2}
+    (tmp_path / "long.json").write_text(json.dumps(content))
+    start = str(detr_training.FOLDER / "deformable_detr")
+    with pytest.raises(SystemExit):
+        parse([*data(folder), "--checkpoint", start, *FEW, "--validation", str(tmp_path / "long.json"), str(folder)])
+    assert "3.png does not fit: an image of 2 x 400 pixels would have no pixel" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 def test_two_devices_do_what_one_does(folder, tmp_path):
     recipe = dataclasses.replace(RECIPE, batch_size=4, accumulate=2)
@@ -212,6 +223,15 @@ def test_a_checkpoint_is_evaluated_as_it_is(name, settings, options, size, messa
         for image, pixels, mask in zip(ids, images, masks, strict=False):
             for found, expected in zip((pixels, mask), processor(open_image(validation, image)), strict=True):
                 assert_array_equal(found, expected[0])
+
+
+@pytest.mark.parametrize(("name", "count"), [("rt_detr_v2", 150), ("deformable_detr", 100)])
+def test_as_many_objects_as_the_authors_evaluate(name, count):
+    model = weights.make_model(read_object(detr_training.FOLDER / name / "config.json") | {"num_queries": 150})
+    images = np.zeros((1, 320, 320, 3))
+    detector = functools.partial(find, Detector(model, Normalisation(1.0, (0.0,) * 3, (1.0,) * 3)))
+    scores, *_ = jax.eval_shape(detector, weights.shapes(model), images, images[..., 0])
+    assert scores.shape == (1, count)
 
 
 def test_objects_that_are_not_finite(folder, monkeypatch):

@@ -87,6 +87,33 @@ def test_weights_that_are_not_finite(end, value, tmp_path):
         weights.load(tmp_path)
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
+def test_weights_of_parallel_and_compiled_models(prefix, tmp_path):
+    path, missing = tmp_path / "model.safetensors", "model.enc_output.0.weight"
+    arrays = {prefix + name: array for name, array in safetensors.load_file(FOLDERS[2] / path.name).items()}
+    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
+    safetensors.save_file(arrays, path)
+    jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, weights.load(FOLDERS[2]).variables)
+    del arrays[prefix + missing]
+    safetensors.save_file(arrays, path)
+    with pytest.raises(ValueError, match=rf"^{tmp_path} does not fit: .* missing '{missing}'; unexpected nothing"):
+        weights.load(tmp_path)
+
+
+def test_folders_of_other_tools(tmp_path, caplog):
+    config = json.loads((FOLDERS[2] / "config.json").read_text()) | {"architectures": ["RTDetrForObjectDetection"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name, content, message in (
+        ("model.safetensors.index.json", '{"weight_map": {"a": "a.pkl"}}', "a.pkl' may hold code.*, load it in Python"),
+        ("adapter_config.json", "{}", "must have no adapter_config.json: `merge_and_unload` of peft"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=message):
+            weights.load(tmp_path)
+    said = f"{tmp_path}/config.json has other architectures than its model_type: ['RTDetrForObjectDetection']"
+    assert caplog.messages[0] == said
+
+
 @pytest.mark.slow
 def test_other_classes():
     checkpoint = weights.load(FOLDERS[2])
