@@ -123,12 +123,12 @@ class Watched(dict[str, Any]):
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Adds the name of the file or the folder to errors of what it contains."""
+def naming(path: Path, advice: str = "") -> Iterator[None]:
+    """Adds the name of the file or the folder, and advice, to errors of what it contains."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{path} does not fit: {error}") from error
+        raise ValueError(f"{path} does not fit: {error}{advice}") from error
 
 
 def without_wrappers(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

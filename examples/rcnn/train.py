@@ -184,8 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "min_scale": loading.min_scale,
             "model": model.config.settings,
             "classes": dataset.names,
-            "SHA-256 of --checkpoint": options.checkpoint and digest(options.checkpoint),
-            "SHA-256 of --backbone": options.backbone and digest(options.backbone),
+            "SHA-256 of the backbone": options.backbone and digest(options.backbone),
         },
         scores=("box AP", "mask AP") if model.config.masks else ("box AP",),
     )

@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from flax.typing import Dtype
 
 from examples.library import classes
-from examples.library.files import check_finite, listed, read_text, replaced
+from examples.library.files import check_finite, listed, naming, read_text, replaced, without_wrappers
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -58,15 +57,15 @@ def load(
     path = Path(path)
     text = read_text(config) if config else None
     content, state = _read(path, weights_only)
-    with _naming(path):
+    with naming(path):
         check_names(state)
         made = config_of(state)
         made = replace(made, names=names_in(content, made.classes))
-    with _naming(config or path):
+    with naming(config or path):
         found = (settings_in(content) if text is None else settings_of(text)) or {}
         made = with_settings(made, found)
     model = RCNN(_completed(made, found, settings or {}, made.settings, config or path), dtype)
-    with _naming(path):
+    with naming(path):
         return model, fill(model, state)
 
 
@@ -75,17 +74,8 @@ def _read(path, weights_only):
     content = checkpoint.read(path, weights_only)
     state = checkpoint.arrays_of(content, path)
     check_finite(state, path)
-    with _naming(path):
+    with naming(path):
         return content, renamed(state)
-
-
-@contextmanager
-def _naming(path: Path, advice: str = "") -> Iterator[None]:
-    """Adds the name of the file, and advice, to errors of what it contains."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}{advice}") from error
 
 
 def _completed(config, found, given, needed, path):
@@ -159,14 +149,11 @@ def _mapping(content, name):
 
 
 def renamed(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A state dict with the newest names of mmdet: no `conv2_offset`, and no prefix of wrappers that all names share.
+    """A state dict with the newest names of mmdet, without `conv2_offset`, and without wrappers.
 
-    These are `module.`, of parallel models, and `_orig_mod.`, of compiled ones. Raises ValueError if two names become
-    the same.
+    Raises ValueError if two names become the same.
     """
-    for wrapper in ("module.", "_orig_mod."):
-        if state and all(name.startswith(wrapper) for name in state):
-            return renamed({name.removeprefix(wrapper): array for name, array in state.items()})
+    state = without_wrappers(state)
     newest = {name: name.replace(".conv2_offset.", ".conv2.conv_offset.") for name in state}
     twice = [name for name, new in newest.items() if name != new and new in state]
     if twice:
@@ -266,9 +253,9 @@ def with_backbone(
     content, state = _read(path, weights_only)
     given, found = settings or {}, {}
     if not {*OF_BACKBONE} <= {*given}:
-        with _naming(path, f"; the settings {', '.join(OF_BACKBONE)} (--set) can take the place of its config"):
+        with naming(path, f"; the settings {', '.join(OF_BACKBONE)} (--set) can take the place of its config"):
             found = settings_in(content) or {}
-    with _naming(path):
+    with naming(path):
         start = "backbone." if any(name.startswith("backbone.") for name in state) else ""
         arrays = {name: array for name, array in state.items() if name.startswith(start) and not name.startswith("fc.")}
         arrays = {name.removeprefix(start): array for name, array in arrays.items()}
@@ -278,7 +265,7 @@ def with_backbone(
     variables = initialise(model, key)
     new = {kind: tree["backbone"] for kind, tree in variables.items() if "backbone" in tree}
     offsets = {name: array for name, array in interop.to_torch(new).items() if ".conv_offset." in name}
-    with _naming(path):
+    with naming(path):
         filled = interop.from_torch(offsets | arrays, new)
     return model, {kind: tree | {"backbone": filled[kind]} for kind, tree in variables.items()}
 

@@ -176,10 +176,10 @@ def test_files_without_a_config(small, tmp_path, caplog):
     assert (model.config.style, model.config.anchor_ratios) == ("caffe", (1, 2, 3, 4))
     assert "a.npz has no config of mmdet. Assumed: mean=[123.675, 116.28, 103.53], " in caplog.text
     assert "style=" not in caplog.text and "anchor_ratios=" not in caplog.text
-    with pytest.raises(ValueError, match=r"a.npz: anchor_scales and anchor_ratios must make 4 anchors per .* got 3"):
+    with pytest.raises(ValueError, match=r"a.npz does not fit: anchor_scales and .* must make 4 anchors per .* got 3"):
         load(path)
     (tmp_path / "a.py").write_text("model = {}\nmodel['roi_head'] = {}")
-    with pytest.raises(ValueError, match=r"a.py: line 2 of the config must be NAME = VALUE"):
+    with pytest.raises(ValueError, match=r"a.py does not fit: line 2 of the config must be NAME = VALUE"):
         load(path, config=tmp_path / "a.py")
 
 

@@ -223,7 +223,9 @@ def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch, caplog):
     path, caffe = tmp_path / "resnet.npz", Config(classes=3, style="caffe")
     read = partial(weights.with_backbone, path, model=RCNN(Config(classes=3)), key=jax.random.key(0))
     np.savez(path, settings=np.array("[]"), **plain, **classifier)
-    with pytest.raises(ValueError, match=r"resnet.npz: its settings must .*; the settings style, .*, bgr \(--set\)"):
+    with pytest.raises(
+        ValueError, match=r"resnet.npz does not fit: its settings .*; the settings style, .*, bgr \(--set\)"
+    ):
         read(settings={"style": "caffe"})
     model, variables = read(settings={name: caffe.settings[name] for name in weights.OF_BACKBONE})
     found = interop.to_torch(variables)
@@ -234,7 +236,7 @@ def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch, caplog):
     assert not found["neck.fpn_convs.0.conv.weight"].any()
     del plain["layer1.0.conv1.weight"]
     np.savez(path, **plain)
-    with pytest.raises(ValueError, match=r"resnet.npz: .*missing 'layer1.0.conv1.weight'"):
+    with pytest.raises(ValueError, match=r"resnet.npz does not fit: .*missing 'layer1.0.conv1.weight'"):
         read()
     assert 'resnet.npz has no config of mmdet. Assumed: style="pytorch", mean=[123.675, ' in caplog.text
 
@@ -284,7 +286,7 @@ def test_the_commands(state, data, validation, digits_folder, tmp_path, capsys):
         command([*again, "--steps", "3"])
     command([*again, "--steps", "3", "--resume"])
     np.savez(tmp_path / "mmdet.npz", **state | {"backbone.bn1.running_mean": np.ones(64)})
-    with pytest.raises(SystemExit, match="SHA-256 of --checkpoint must be "):
+    with pytest.raises(SystemExit, match="SHA-256 of the checkpoint must be "):
         command([*again, "--steps", "4", "--resume"])
     result = json.loads((tmp_path / "trained/results.json").read_text())
     assert len(result["history"]) == 3 and {*result["scores"]} == {"1", "2", "3"}
