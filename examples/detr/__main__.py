@@ -40,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             image = opened(path)
             outputs = jax.device_get(detect(checkpoint.variables, *checkpoint.processor(image)))
             check_finite(path, outputs.logits[0].max(-1), outputs.boxes[0])
-            most = detector.most_objects(outputs.logits.shape[1])
-            objects = find_objects(outputs, image.height, image.width, threshold, most)
+            objects = find_objects(outputs, image.height, image.width, threshold, detector.most_objects)
             report(picture, image, objects, checkpoint.labels)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))

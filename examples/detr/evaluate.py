@@ -33,9 +33,10 @@ class Detector:
     model: nn.Module
     normalisation: Normalisation
 
-    def most_objects(self, queries: int) -> int:
+    @property
+    def most_objects(self) -> int:
         """How many objects of an image are kept, as in transformers and in the authors' evaluations."""
-        return 100 if isinstance(self.model, DeformableDetr) else queries
+        return 100 if isinstance(self.model, DeformableDetr) else self.model.config.num_queries
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Detector":
@@ -60,9 +61,9 @@ def find(detector: Detector, variables: dict[str, Any], images: jax.Array, mask:
     layers = recorded["intermediates"]["decoder"]
     ((locations, _),) = layers[f"layers_{len(outputs.layers.boxes) - 1}"]["sampling"]
     scores = jax.nn.sigmoid(outputs.logits)
-    _, queries, classes = scores.shape
+    classes = scores.shape[-1]
     flat = scores.reshape(len(scores), -1)
-    best, index = jax.lax.top_k(flat, min(detector.most_objects(queries), flat.shape[1]))
+    best, index = jax.lax.top_k(flat, min(detector.most_objects, flat.shape[1]))
     query = index // classes
     boxes = jnp.take_along_axis(centre_to_corners(outputs.boxes), query[..., None], 1)
     chosen = jnp.take_along_axis(locations, query[..., None, None, None], 1)

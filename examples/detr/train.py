@@ -111,7 +111,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         else:
             processor = checkpoint.processor.for_training(checkpoint.model_type, options.sizes[-1])
             if validation:
-                batch_sizes(processor, validation)  # raises if an image cannot be evaluated
+                image_sizes(processor, validation)  # raises if an image cannot be evaluated
         checkpoint = checkpoint._replace(processor=processor)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
@@ -160,7 +160,7 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
     return found
 
 
-def batch_sizes(processor: Preprocessor, dataset: Dataset) -> set[tuple[int, int]]:
+def image_sizes(processor: Preprocessor, dataset: Dataset) -> set[tuple[int, int]]:
     """The heights and widths that a preprocessor gives images. Raises ValueError, which names one it cannot take."""
     sizes = set()
     for image in dataset.annotations.imgs.values():
@@ -176,7 +176,7 @@ def for_batches(checkpoint: Checkpoint, dataset: Dataset, side: int) -> Preproce
     side: of the squares.
     """
     processor, has_mask = checkpoint.processor, checkpoint.model_type == "deformable_detr"
-    sizes = batch_sizes(processor, dataset)
+    sizes = image_sizes(processor, dataset)
     height, width = (max(sides) for sides in zip(*sizes, strict=True))
     if len(sizes) == 1 and (has_mask or height % STRIDE == width % STRIDE == 0):
         return processor

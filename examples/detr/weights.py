@@ -62,19 +62,19 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     """
     folder = Path(folder)
     path = folder / "config.json"
+    if (folder / ADAPTER).exists():
+        raise ValueError(f"{folder} must have no {ADAPTER}: `merge_and_unload` of peft merges adapters into a model")
     if not path.exists():
         raise FileNotFoundError(
             f"{folder} must be a folder with {path.name}, as a checkpoint of transformers is; `hf download NAME "
             "--local-dir FOLDER` makes it from a name on the hub"
         )
-    if (folder / ADAPTER).exists():
-        raise ValueError(f"{folder} must have no {ADAPTER}: `merge_and_unload` of peft merges adapters into a model")
     config = read_object(path)
     with naming(path):
         make_model(config)  # raises if the config is not supported, before the weights are read
     architectures, usual = config.get("architectures"), f"{config['model_type'].replace('_', '')}ForObjectDetection"
     if architectures and usual.lower() not in str(architectures).lower():
-        logging.getLogger(__name__).warning("%s has other architectures than its model_type: %s", path, architectures)
+        logging.getLogger(__name__).warning("%s has architectures %s; its model_type is used", path, architectures)
     processor_path, settings = _processor_settings(folder)
     if not settings:
         logging.getLogger(__name__).warning("%s has no settings. Assumed are those of the authors.", processor_path)

@@ -130,7 +130,8 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         annotations.append(annotation)
     if counts := _counted(unusual):
         logging.getLogger(__name__).warning("%s has %s. docs/annotations.md says what becomes of them.", path, counts)
-    if unused := _counted(_unused(entries | {"the file": [_Entry(path, "the file", 0, content)]})):
+    values = {kind: [entry.value for entry in of_kind] for kind, of_kind in entries.items()}
+    if unused := _counted(_unused(values | {"the file": [content]})):
         logging.getLogger(__name__).warning("%s has fields that are not used: %s.", path, unused)
     numbered = {kind: [one | {"id": number} for number, one in enumerate(found[kind], 1)] for kind in FIELDS}
     return numbered | {"annotations": annotations}
@@ -157,13 +158,13 @@ def _entries(path, content, kind):
     return [_Entry(path, kind, number, value) for number, value in enumerate(values)]
 
 
-def _unused(entries: Mapping[str, Sequence[_Entry]]) -> Counter[str]:
+def _unused(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Counter[str]:
     """How many entries say something in each field that is not used, without those of COCO's own files."""
     return Counter(
         f"{field} of {kind}"
         for kind, of_kind in entries.items()
         for entry in of_kind
-        for field, value in entry.value.items()
+        for field, value in entry.items()
         if field not in OF_COCO[kind] and field not in FIELDS.get(kind, ()) and value not in (None, "", [], {})
     )
 

@@ -30,7 +30,7 @@ def places(names: Sequence[str], classes: Sequence[str]) -> list[int | None]:
     [2, 0, 1, None]
     """
     found: dict[int, int] = {}
-    for spelling in (str, letters, lambda name: SAME.get(letters(name), letters(name))):
+    for spelling in (str, letters, kind):
         known: dict[str, int | None] = {}
         for place, name in enumerate(classes):
             if place not in found.values():
@@ -39,6 +39,11 @@ def places(names: Sequence[str], classes: Sequence[str]) -> list[int | None]:
             if index not in found and (place := known.pop(spelling(name), None)) is not None:
                 found[index] = place
     return [found.get(index) for index in range(len(names))]
+
+
+def kind(name: str) -> str:
+    """What names of one class have in common: their letters, or those of a synonym."""
+    return SAME.get(letters(name), letters(name))
 
 
 def with_rows(

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from .annotations import read as read_annotations
 from .files import listed
 
 MIN_IS_WHITE = 0  # a value of PHOTOMETRIC_INTERPRETATION
-with_dark_images: set[Path] = set()  # folders
+DARK_IMAGE_IS_NAMED = threading.Event()
 
 
 class ImageError(ValueError):
@@ -89,8 +90,8 @@ class Dataset(NamedTuple):
                     f"{name!r}"
                 )
         matched = [(name, names[place]) for name, place in zip(self.names, places, strict=True) if place is not None]
-        if taken := ", ".join(f"{name!r} for {match!r}" for name, match in matched if name != match):
-            logging.getLogger(__name__).warning("Classes of %s that are taken for others: %s", self.path, taken)
+        if differ := ", ".join(f"{name!r} is {match!r}" for name, match in matched if name != match):
+            logging.getLogger(__name__).warning("Classes of %s with another name in the model: %s", self.path, differ)
         return self._replace(names=list(names), categories=categories)
 
 
@@ -108,7 +109,8 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
         raise FileNotFoundError(
             f"{folder} must have the images of {annotations}, but lacks {listed(missing)}{_similar(missing, folder)}"
         )
-    twice = [path for path, count in Counter(_paths(folder, content["images"])).items() if count > 1]
+    paths = (os.path.normpath(os.path.join(folder, name)) for name in names)
+    twice = [path for path, count in Counter(paths).items() if count > 1]
     if twice:
         raise ValueError(f"{annotations} must have each image once, but has {listed(twice)} several times")
     categories = content["categories"]
@@ -207,7 +209,7 @@ def opened(path: Path) -> Image.Image:
 def rgb(image: Image.Image, path: Path) -> Image.Image:
     """An image of 8 to 16 bits a channel in RGB, turned as its EXIF data says; the highest 8 bits are kept.
 
-    Logged is the first image in the folder of `path` whose highest 4 of 16 bits are not used.
+    Logged is the first image of the process whose highest 4 of 16 bits are not used.
     """
     is_deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")  # of 16 bits in PIL
     if image.mode in ("I", "F") and not is_deep:
@@ -218,8 +220,8 @@ def rgb(image: Image.Image, path: Path) -> Image.Image:
         (depth,), values = tags.get(BITSPERSAMPLE, [16]), np.asarray(image)
         if tags.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE:
             values = 2**depth - 1 - values
-        if depth == 16 and values.max() < 2**12 and path.parent not in with_dark_images:
-            with_dark_images.add(path.parent)
+        if depth == 16 and not DARK_IMAGE_IS_NAMED.is_set() and values.max() < 2**12:
+            DARK_IMAGE_IS_NAMED.set()
             logging.getLogger(__name__).warning(
                 "%s has 16 bits a channel, of which the highest 8 are used, but no value above %d", path, values.max()
             )

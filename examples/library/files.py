@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 WRAPPERS = ("module.", "_orig_mod.")
+CHUNK = 2**24  # bytes
+OF_CHECKPOINTS = (".json", ".safetensors", ".bin")  # the ends of file names
 
 
 @contextlib.contextmanager
@@ -35,11 +37,13 @@ def delete(path: Path) -> None:
 
 
 def digest(path: Path) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of a file, or of all files in a folder, one after another."""
+    """The first 16 hexadecimal digits of the SHA-256 of a file, or of the settings and weights in a folder."""
+    files = sorted(file for file in path.iterdir() if file.suffix in OF_CHECKPOINTS) if path.is_dir() else [path]
     found = hashlib.sha256()
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        if not file.is_dir():
-            found.update(file.read_bytes())
+    for file in files:
+        with file.open("rb") as opened:
+            while chunk := opened.read(CHUNK):
+                found.update(chunk)
     return found.hexdigest()[:16]
 
 

@@ -144,7 +144,7 @@ def fit(
             raise StartError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
         else:
             found = ", ".join(map(str, of_another_run))
-            raise StartError(f"{found} are of another run: move them, or overwrite them (--overwrite)")
+            raise StartError(f"there are results of another run: {found}. Move or overwrite (--overwrite) them")
         last = min(recipe.steps, stop_after or recipe.steps)
         remaining = range(len(history), last)
         silent = jax.process_index() > 0
@@ -168,7 +168,7 @@ def fit(
             return stops or is_exhausted()
 
         try:
-            if log:
+            if log and (history or log.exists()):
                 _write_log(log, history, 1, "w")
             is_over = bool(history) and ends()
             waited_from = time.perf_counter()

@@ -66,7 +66,8 @@ def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
         found = [file for file in inside if file == path or file.suffix.lower() in readable]
         if not found or len(found) < len(inside):
-            print(f"{path} has {len(found)} images, and {len(inside) - len(found)} entries with other names.")
+            skipped = len(inside) - len(found)
+            print(f"{path} has {len(found)} images. {skipped} entries with other names are skipped.")
         files += found
     if not files:
         raise ValueError(f"the folders must have images, got {', '.join(map(str, images))}")

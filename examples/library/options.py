@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,10 +132,9 @@ def _print_what_is_left_out(dataset, options):
     unused = [name for name, category in zip(dataset.names, dataset.categories, strict=True) if category not in used]
     if unused:
         print(f"Classes without an object to train on: {listed(unused)}")
-    spelled = [*map(classes.letters, dataset.names)]
-    alike = [name for name, spelling in zip(dataset.names, spelled, strict=True) if spelled.count(spelling) > 1]
-    if alike:
-        print(f"Classes of their own, although their names are spelled alike: {listed(alike)}")
+    kinds = Counter(map(classes.kind, dataset.names))
+    if alike := [name for name in dataset.names if kinds[classes.kind(name)] > 1]:
+        print(f"Classes of their own, although their names mean the same: {listed(alike)}")
     most = options.objects or max(counts)
     beyond = [count - most for count in counts if count > most]
     if beyond:

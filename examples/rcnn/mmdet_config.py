@@ -275,8 +275,8 @@ def parsed(text: str) -> dict[str, Any]:
                 pass
             case _:
                 raise ValueError(
-                    f"line {statement.lineno} of the config must be NAME = VALUE, as in a whole config that mmdet "
-                    f"writes, got {_shortened(ast.unparse(statement))}"
+                    f"line {statement.lineno} of the config must be NAME = VALUE, as in the whole config that mmdet "
+                    f"writes to its work_dir, got {_shortened(ast.unparse(statement).splitlines()[0])}"
                 )
     return variables
 

@@ -162,8 +162,8 @@ def test_detections_of_a_checkpoint(categories, tmp_path, caplog):
     }
     (tmp_path / "a.json").write_text(json.dumps(content))
     dataset = read(tmp_path / "a.json", tmp_path).with_classes(["cat", "lamp", "dog", "sofa"])
-    taken = f"Classes of {dataset.path} that are taken for others: 'Cat' for 'cat', 'couch' for 'sofa'"
-    assert caplog.messages == [taken] * ((1, "Cat") in categories)
+    differ = f"Classes of {dataset.path} with another name in the model: 'Cat' is 'cat', 'couch' is 'sofa'"
+    assert caplog.messages == [differ] * ((1, "Cat") in categories)
     boxes = np.array([[30 * place, 10, 30 * place + 20, 30] for place in (0, 0, 1, 2)], np.float32)
     found = Detections(boxes, np.array([0.7, 0.95, 0.8, 0.9]), np.arange(4), None)
     assert average_precision(dataset, results(dataset, 1, found, (96, 96)), masks=False)["box AP"] == pytest.approx(1)

@@ -13,7 +13,7 @@ pytest.importorskip("pycocotools")
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import ImageError, open_image, opened, read
+from examples.library.coco import DARK_IMAGE_IS_NAMED, ImageError, open_image, opened, read
 from examples.library.gradients import gradients
 from examples.library.objects import pictures
 
@@ -85,7 +85,10 @@ BITS = b"\x02\x01\x03\0\x01\0\0\0"  # how a TIFF file begins to say how many bit
 )
 def test_which_bits_are_used(name, value, tags, change, expected, folder, caplog):
     Image.fromarray(np.full((10, 20), value, np.uint16)).save(folder / name, tiffinfo=tags)
-    (folder / name).write_bytes((folder / name).read_bytes().replace(*change, 1))
+    written = (folder / name).read_bytes()
+    assert change[0] in written
+    (folder / name).write_bytes(written.replace(*change, 1))
+    DARK_IMAGE_IS_NAMED.clear()
     for _ in range(2):
         assert_array_equal(np.asarray(opened(folder / name)), expected)
     said = f"{folder}/a.png has 16 bits a channel, of which the highest 8 are used, but no value above 2184"
@@ -160,7 +163,9 @@ def test_pictures_of_files_and_folders(folder, capsys):
     capsys.readouterr()
     assert pictures([folder / "empty", folder / "of.jpg", folder / "a.png"], out) == expected[:1]
     counts = ("empty", 0), ("of.jpg", 1)
-    of_folders = [f"{folder}/{name} has 0 images, and {count} entries with other names." for name, count in counts]
+    of_folders = [
+        f"{folder}/{name} has 0 images. {count} entries with other names are skipped." for name, count in counts
+    ]
     assert capsys.readouterr().out.splitlines() == of_folders
     with pytest.raises(ValueError, match=r"the folders must have images, got .*empty"):
         pictures([folder / "empty"], out)

@@ -88,7 +88,7 @@ def test_results_of_another_run(tmp_path, capsys):
     (outputs[0] / "model").touch()
     outputs[1].touch()
     for resume in (False, True):
-        with pytest.raises(StartError, match=r"/best, .*/results.json are of another run: move them, or"):
+        with pytest.raises(StartError, match=r"there are results of another run: .*/best, .*/results.json. Move or"):
             run(tmp_path / "run", outputs=outputs, resume=resume)
     assert len(run(tmp_path / "whole", outputs=outputs, resume=True).history) == 6
     assert outputs[0].exists() and outputs[1].exists()
@@ -108,7 +108,7 @@ def test_evaluations_and_the_log(tmp_path):
     assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines == [{"step": number, **step} for number, step in enumerate(found.history, 1)] and len(lines) == 6
-    with pytest.raises(StartError, match=r"log.jsonl are of another run: move them, or overwrite them"):
+    with pytest.raises(StartError, match=r"there are results of another run: .*log.jsonl. Move or overwrite"):
         run(tmp_path / "new", log=log)
 
 

@@ -142,12 +142,12 @@ def test_a_run_that_goes_on_with_another_rate(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [("a.json", "the annotations"), ("b.json", "the validation annotations"), ("start/model", "the checkpoint")],
+    [("a.json", "the annotations"), ("b.json", "the validation annotations"), ("start/config.json", "the checkpoint")],
 )
 def test_a_run_goes_on_with_the_same_files(name, setting, tmp_path, capsys):
     """The folders of images may have moved."""
     (tmp_path / "start").mkdir()
-    (tmp_path / "start/model").write_text("{}")
+    (tmp_path / "start/config.json").write_text("{}")
     command(tmp_path, "--checkpoint", "start")
     (tmp_path / name).write_text("[]")
     message = rf"SHA-256 of {setting} must be 44136fa355b3678a to go on from .*, got 4f53cda18c2baa0c"
@@ -169,7 +169,7 @@ def test_a_run_that_overwrites_another(tmp_path):
         command(tmp_path, "--overwrite", "--checkpoint", "best")
     with pytest.raises(SystemExit, match="must be an image"):
         command(tmp_path, "--overwrite", load=partial(batches, bad=0))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*given, "checkpoints", "log.jsonl"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*given, "checkpoints"])
 
 
 def test_an_image_that_cannot_be_drawn(tmp_path):
