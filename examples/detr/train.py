@@ -152,6 +152,8 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
         found = weights.initialise(config, key, dtype)
         if without_effect := [name for name in config.unused() if name not in UNUSED]:
             print(f"Settings in {options.config} without an effect: {', '.join(without_effect)}")
+        if (processor := options.config.with_name("preprocessor_config.json")).exists():
+            print(f"{processor} is not used without its weights.")
     unused = [
         f"{name}={found.config[name]}" for name, value in UNUSED.items() if found.config.get(name, value) != value
     ]

@@ -205,9 +205,12 @@ def _processor_settings(folder):
 
 
 def _weights(folder):
-    path = next((folder / name for name in FILES if (folder / name).exists()), None)
-    if path is None:
+    present = [folder / name for name in FILES if (folder / name).exists()]
+    if not present:
         raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
+    path, *others = present
+    if others:
+        logging.getLogger(__name__).warning("%s is read, and not %s", path, ", ".join(one.name for one in others))
     if path.suffix != ".json":
         return _arrays(path)
     files = read_object(path).get("weight_map")

@@ -4,6 +4,7 @@ docs/annotations.md explains the table of the fields, `FIELDS`.
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -118,8 +119,11 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
             if not annotation["segmentation"]:
                 unusual["objects without a pixel in their mask"] += 1
                 continue
+        of_box = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
         if annotation["area"] is None:
-            annotation["area"] = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
+            annotation["area"] = of_box
+        elif not (entry.value.get("segmentation") or math.isclose(annotation["area"], of_box, rel_tol=0.1, abs_tol=1)):
+            unusual["boxes, without masks, of another area than their objects"] += 1
         annotation["corners"] = _corners(annotation, image, unusual)
         what = annotation["image_id"], annotation["category_id"], *annotation["bbox"]
         unusual["objects that have the box and the class of another"] += what in seen

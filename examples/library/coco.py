@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
-from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
+from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, PHOTOMETRIC_INTERPRETATION
 from pycocotools.coco import COCO
 
 from . import classes, precision
 from .annotations import read as read_annotations
 from .files import listed
 
-MIN_IS_WHITE = 0  # a value of PHOTOMETRIC_INTERPRETATION
+MIN_IS_WHITE, UNSPECIFIED = 0, 0  # values of PHOTOMETRIC_INTERPRETATION and EXTRASAMPLES
 DARK_IMAGE_IS_NAMED = threading.Event()
 
 
@@ -215,6 +215,8 @@ def rgb(image: Image.Image, path: Path) -> Image.Image:
     if image.mode in ("I", "F") and not is_deep:
         raise ValueError(f"it must have 8 or 16 bits a channel, without a sign, got PIL's mode {image.mode}")
     tags = getattr(image, "tag_v2", {})  # of TIFF
+    if UNSPECIFIED in tags.get(EXTRASAMPLES, ()):
+        raise ValueError("it must have one or three channels and at most an alpha channel, but has further ones")
     image = ImageOps.exif_transpose(image)
     if is_deep:
         (depth,), values = tags.get(BITSPERSAMPLE, [16]), np.asarray(image)

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,6 +115,8 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
         raise ValueError(f"{dataset.path} must have objects to train on{advice}")
     if validation and all(one["iscrowd"] for one in validation.annotations.anns.values()):
         raise ValueError(f"{validation.path} must have objects other than crowds for the average precision{advice}")
+    if validation and (background := len(validation.background_images)):
+        print(f"{background} validation images have no annotations: whatever is found there counts as wrong.")
     if not options.evaluate_only:
         _print_what_is_left_out(dataset, options)
         if validation and (count := len(dataset.files & validation.files)):
@@ -135,6 +138,9 @@ def _print_what_is_left_out(dataset, options):
     kinds = Counter(map(classes.kind, dataset.names))
     if alike := [name for name in dataset.names if kinds[classes.kind(name)] > 1]:
         print(f"Classes of their own, although their names mean the same: {listed(alike)}")
+    sided = [name for name in dataset.names if {"left", "right"} & {*re.findall("[a-z]+", name.lower())}]
+    if sided and not options.no_mirror:
+        print(f"Images are mirrored, and these classes stay what they are (--no-mirror): {listed(sided)}")
     most = options.objects or max(counts)
     beyond = [count - most for count in counts if count > most]
     if beyond:

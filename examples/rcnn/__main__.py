@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scale = tuple(options.scale) if options.scale else None
     try:
         model, variables = read_checkpoint(options)
+        if threshold < (lowest := model.config.objects.score_threshold):
+            print(f"The model finds objects with scores from {lowest} on (--set objects.score_threshold=SCORE).")
         names = class_names(options.names, model.config)
         for path, picture in objects.pictures(options.images, options.out):
             image = opened(path)

@@ -210,7 +210,7 @@ STEPS: dict[str, Any] = {
         "std": Use("deviation"),
         "to_rgb": Use("bgr", True, is_negated=True),
     },
-    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": ANY},
+    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": Only(0, {"img": 0}, {"img": [0, 0, 0]})},
     "LoadImageFromFile": {
         "color_type": Only("color"),
         "imdecode_backend": Only("cv2"),
@@ -252,6 +252,19 @@ def settings_of(text: str) -> dict[str, Any]:
             raise ValueError("the step Resize must have keep_ratio=True, because nothing else is implemented")
         _read(step, STEPS[kind], f"the step {kind}", found)
     return found
+
+
+def names_of(text: str) -> Any:
+    """The names of the classes of the training data in the text of a config; None if it does not give them."""
+    config = parsed(text)
+    data = config.get("data")
+    used = config.get("train_dataloader"), data.get("train") if isinstance(data, Mapping) else data  # mmdet 3, mmdet 2
+    return next((names for names in (_first(dataset, _names) for dataset in used) if isinstance(names, list)), None)
+
+
+def _names(dataset):
+    meta = dataset.get("metainfo")
+    return dataset.get("classes", meta.get("classes", meta.get("CLASSES")) if isinstance(meta, Mapping) else None)
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -301,19 +314,20 @@ def _steps(config) -> Iterator[dict[str, Any]]:
     """The steps of the pipeline of test images, and those inside of MultiScaleFlipAug."""
     data = config.get("data")
     used = config.get("test_dataloader"), data.get("test") if isinstance(data, Mapping) else data  # mmdet 3, mmdet 2
-    found = [pipeline for pipeline in map(_pipeline, used) if pipeline is not None]
-    for step in _dicts(found[0] if found else config.get("test_pipeline")):
+    found = [_first(dataset, lambda dataset: dataset.get("pipeline")) for dataset in used]
+    for step in _dicts(next(filter(None, found), config.get("test_pipeline"))):
         yield step
         yield from _dicts(step.get("transforms"))
 
 
-def _pipeline(dataset):
-    """The pipeline of a data set, or of the first one inside it, as in mmdet; None if there is none."""
+def _first(dataset, find):
+    """What `find` finds in a data set, or in the first one inside it, as in mmdet; None if there is nothing."""
     if isinstance(dataset, list):
         dataset = next(iter(dataset), None)
     if not isinstance(dataset, Mapping):
-        return dataset
-    return dataset["pipeline"] if "pipeline" in dataset else _pipeline(dataset.get("dataset", dataset.get("datasets")))
+        return None
+    found = find(dataset)
+    return _first(dataset.get("dataset", dataset.get("datasets")), find) if found is None else found
 
 
 def _dicts(steps) -> list[dict[str, Any]]:

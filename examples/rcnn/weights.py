@@ -21,7 +21,7 @@ from jax_dcn.interop import checkpoint
 
 from .config import Config, with_settings
 from .detector import RCNN
-from .mmdet_config import settings_of
+from .mmdet_config import names_of, settings_of
 
 INIT_SIZE = 64
 CLASSES, NECK = "roi_head.bbox_head.fc_cls.weight", "neck.fpn_convs.0.conv.weight"
@@ -60,8 +60,8 @@ def load(
     with naming(path):
         check_names(state)
         made = config_of(state)
-        made = replace(made, names=names_in(content, made.classes))
     with naming(config or path):
+        made = replace(made, names=names_in(content, made.classes, text))
         found = (settings_in(content) if text is None else settings_of(text)) or {}
         made = with_settings(made, found)
     model = RCNN(_completed(made, found, settings or {}, made.settings, config or path), dtype)
@@ -104,19 +104,25 @@ def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:
         raise ValueError(f"its settings must be an object of JSON, got {settings!r}")
     if settings is not None:
         return settings
+    text = _config_in(content)
+    return settings_of(text) if text is not None else None
+
+
+def _config_in(content):
     meta = _mapping(content, "meta")
     text = meta.get("cfg", meta.get("config"))  # mmdet 3, mmdet 2
-    return settings_of(text) if isinstance(text, str) else None
+    return text if isinstance(text, str) else None
 
 
-def names_in(content: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """The names of classes in what a file contains: those that `save` or mmdet writes; () if there are none.
+def names_in(content: Mapping[str, Any], classes: int, text: str | None = None) -> tuple[str, ...]:
+    """The names of classes in what a file contains, which `save` or mmdet writes, and in mmdet's config, whose text is
+    given or in the file; () if there are none.
 
-    Raises ValueError if they are not as many texts as there are classes.
+    Raises ValueError if they are not as many texts as there are classes, or differ.
     """
-    meta = _mapping(content, "meta")
+    meta, text = _mapping(content, "meta"), text or _config_in(content)
     found = [of.get(key) for of in (meta, _mapping(meta, "dataset_meta")) for key in ("classes", "CLASSES")]
-    found.append(_saved(content, "classes"))
+    found += [_saved(content, "classes"), names_of(text) if text else None]
     listed = {_checked_names(names, classes) for names in found if names is not None} - {()}
     if len(listed) > 1:
         raise ValueError(f"it must name its classes once, got {' and '.join(map(repr, sorted(listed)))}")

@@ -192,6 +192,7 @@ def test_boxes_that_leave_the_image(folder):
         ({"ignore": 1}, "objects with `ignore` (1)"),
         ({"bbox": [2, 2, 0, 3]}, "boxes with a side below a pixel inside their image (1)"),
         ({"attributes": {"rotation": 45.0}}, "boxes whose rotation is ignored (1)"),
+        ({"area": 20}, "boxes, without masks, of another area than their objects (1)"),
         ({"bbox": [2, 2, 30, 3]}, "boxes that leave their image by more than a pixel (1)"),
         ({}, ""),
     ],
@@ -374,26 +375,30 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
         one | {"id": 2, "image_id": "b", "iscrowd": 1},
         one | {"id": 3, "image_id": "c", "bbox": [1, 2, 0, 4]},
     ]
-    made["categories"] += [{"id": 4, "name": "motorbike"}, {"id": 5, "name": "motorcycle"}]
+    made["categories"] += [
+        {"id": k, "name": name} for k, name in enumerate(("motorbike", "motorcycle", "Left shoe"), 4)
+    ]
     for name in "cd":
         Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
-    options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False)
+    options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False, no_mirror=False)
     options.annotations, options.images = written(folder, made)
     other = folder / "other"
     other.mkdir()
     (other / "a.png").symlink_to(folder / "a.png")
-    names = "a.png", "../b.png", str(folder / "c.png")
-    shared = [image | {"file_name": name} for image, name in zip(made["images"], names, strict=False)]
+    names = "a.png", "../b.png", str(folder / "c.png"), "../d.png"
+    shared = [image | {"file_name": name} for image, name in zip(made["images"], names, strict=True)]
     (folder / "validation.json").write_text(json.dumps(made | {"images": shared}))
     options.validation = folder / "validation.json", other
     dataset, _ = read_data(options)
     print_small_objects(dataset, 10, keeps_ratio=False)
     assert capsys.readouterr().out.splitlines() == [
+        "1 validation images have no annotations: whatever is found there counts as wrong.",
         "1 images without annotations are not trained on. --background trains on them, too.",
         "2 images are not trained on, because their objects are not.",
-        "Classes without an object to train on: 'motorbike', 'motorcycle'",
+        "Classes without an object to train on: 'motorbike', 'motorcycle', 'Left shoe'",
         "Classes of their own, although their names mean the same: 'motorbike', 'motorcycle'",
-        "3 of the 3 validation images are trained on, too.",
+        "Images are mirrored, and these classes stay what they are (--no-mirror): 'Left shoe'",
+        "4 of the 4 validation images are trained on, too.",
         "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
     ]
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
@@ -15,7 +16,7 @@ from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import DARK_IMAGE_IS_NAMED, ImageError, open_image, opened, read
 from examples.library.gradients import gradients
-from examples.library.objects import pictures
+from examples.library.objects import draw_box, pictures
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -59,6 +60,18 @@ def test_images_that_do_not_fit(folder):
         Image.new(mode, (20, 10)).save(folder / "a.tif")
         with pytest.raises(ImageError, match=r"a.tif must be an image: it must have 8 or 16 bits a channel"):
             opened(folder / "a.tif")
+
+
+def test_images_with_further_channels(folder):
+    Image.new("RGBX", (20, 10)).save(folder / "a.tif")
+    with pytest.raises(ImageError, match=r"a.tif must be an image: it must have one or three channels and at most"):
+        opened(folder / "a.tif")
+
+
+def test_names_that_look_like_mathematics(tmp_path):
+    figure = Figure()
+    draw_box(figure.subplots(), np.array([0, 0, 1, 1]), "red", r"$\left$")
+    figure.savefig(tmp_path / "a.png")
 
 
 def test_turned_images_and_images_of_16_bits(folder):
