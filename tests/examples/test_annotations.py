@@ -192,7 +192,7 @@ def test_boxes_that_leave_the_image(folder):
         ({"ignore": 1}, "objects with `ignore` (1)"),
         ({"bbox": [2, 2, 0, 3]}, "boxes with a side below a pixel inside their image (1)"),
         ({"attributes": {"rotation": 45.0}}, "boxes whose rotation is ignored (1)"),
-        ({"area": 20}, "boxes, without masks, of another area than their objects (1)"),
+        ({"area": 20, "segmentation": []}, "boxes, without masks, of another area than their objects (1)"),
         ({"bbox": [2, 2, 30, 3]}, "boxes that leave their image by more than a pixel (1)"),
         ({}, ""),
     ],
@@ -375,9 +375,8 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
         one | {"id": 2, "image_id": "b", "iscrowd": 1},
         one | {"id": 3, "image_id": "c", "bbox": [1, 2, 0, 4]},
     ]
-    made["categories"] += [
-        {"id": k, "name": name} for k, name in enumerate(("motorbike", "motorcycle", "Left shoe"), 4)
-    ]
+    names = "motorbike", "motorcycle", "Left shoe"
+    made["categories"] += [{"id": number, "name": name} for number, name in enumerate(names, 4)]
     for name in "cd":
         Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
     options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False, no_mirror=False)
