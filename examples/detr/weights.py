@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from examples.library import classes
-from examples.library.files import check_finite, listed, naming, read_object, replaced, without_wrappers
+from examples.library.files import check_finite, listed, naming, read_object, replaced, rewording, without_wrappers
 from jax_dcn import interop
 
 from . import names
@@ -31,6 +31,7 @@ MODELS = {
     "d_fine": (DFine, DFineConfig),
 }
 ADAPTER = "adapter_config.json"  # of peft
+UNTRUSTED = "load it in Python and write its arrays with `save_pretrained` of transformers"
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 INIT_SIZE = 64  # sides of the images for which parameters are made
 OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed")  # parameters that depend on the classes
@@ -228,8 +229,5 @@ def _weights(folder):
 
 
 def _arrays(path):
-    try:
+    with rewording({"pass weights_only=False": UNTRUSTED}):
         return interop.load(path)
-    except ValueError as error:
-        advice = "load it in Python and write its arrays with `save_pretrained` of transformers"
-        raise ValueError(str(error).replace("pass weights_only=False", advice)) from error

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pycocotools import mask as rle
 
 from .augment import MIN_SIDE
-from .files import listed, read_json
+from .files import listed, read_json, shortened
 
 LARGEST = 1e9  # of numbers, in pixels or square pixels
 REACH = 10  # how many sides of its image a polygon may leave it; pycocotools takes memory for each pixel of its outline
@@ -80,7 +80,7 @@ class _Entry(NamedTuple):
         """The error for a field of the entry that is missing or wrong."""
         name = f" (id {self.value['id']})" if _is_label(self.value.get("id")) else ""
         present = f"nothing; it has {listed(list(self.value))}"
-        got = _shortened(self.value[field]) if field in self.value else present
+        got = shortened(self.value[field]) if field in self.value else present
         return ValueError(f"{field} of {self.kind}[{self.number}]{name} in {self.path} must be {must_be}, got {got}")
 
 
@@ -154,11 +154,11 @@ def read_names(path: Path) -> list[str]:
 def _entries(path, content, kind):
     values = content.get(kind) if isinstance(content, Mapping) else None
     if not values or not isinstance(values, list):
-        got = f"{kind}: {_shortened(values)}" if values is not None else listed(list(content), most=8)
+        got = f"{kind}: {shortened(values)}" if values is not None else listed(list(content), most=8)
         raise ValueError(f"{path} must have a list of {kind}, as files of COCO's format do, got {got}")
     for number, value in enumerate(values):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{kind}[{number}] in {path} must be an object, got {_shortened(value)}")
+            raise ValueError(f"{kind}[{number}] in {path} must be an object, got {shortened(value)}")
     return [_Entry(path, kind, number, value) for number, value in enumerate(values)]
 
 
@@ -258,11 +258,6 @@ def _with_pixels(mask, image, entry, unusual):
     outside = max(x - mask_x, y - mask_y, mask_x + mask_width - x - width, mask_y + mask_height - y - height)
     unusual["masks that leave their box by more than a pixel"] += outside > MIN_SIDE
     return mask
-
-
-def _shortened(value):
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]} ..."
 
 
 def _is_list_of(fits, value):

@@ -135,6 +135,18 @@ def naming(path: Path, advice: str = "") -> Iterator[None]:
         raise ValueError(f"{path} does not fit: {error}{advice}") from error
 
 
+@contextlib.contextmanager
+def rewording(words: Mapping[str, str]) -> Iterator[None]:
+    """Replaces words in errors whose advice is for programs, by those of a command."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        for old, new in words.items():
+            text = text.replace(old, new)
+        raise ValueError(text) from error
+
+
 def without_wrappers(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A state dict without the beginnings that parallel and compiled models of torch give to all their names.
 
@@ -153,6 +165,16 @@ def check_finite(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     wrong = [name for name, array in floating.items() if not np.isfinite(array).all()]
     if wrong:
         raise ValueError(f"the weights in {path} must be finite, but those in {listed(wrong)} are not")
+
+
+def shortened(value: Any, most: int = 80) -> str:
+    """A value as Python writes it, or the beginning of that.
+
+    >>> shortened("abcdef", most=4)
+    "'abc ..."
+    """
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]} ..."
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

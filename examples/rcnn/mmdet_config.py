@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from examples.library.files import shortened
+
 from .anchors import STRIDES
 from .roi_heads import BOX_BINS, MASK_BINS, POOLED_LEVELS
 
@@ -31,7 +33,6 @@ class Use:
     is_negated: bool = False
 
 
-SHOWN = 60  # characters of a value in an error
 ANY = object()  # for training only, or the arrays of the checkpoint say it too
 NORM = {"type": Only("BN", "SyncBN"), "eps": Only(1e-5), "requires_grad": ANY, "momentum": ANY}
 LINEAR = {"type": Only("Linear")}
@@ -256,10 +257,7 @@ def settings_of(text: str) -> dict[str, Any]:
 
 def names_of(text: str) -> Any:
     """The names of the classes of the training data in the text of a config; None if it does not give them."""
-    config = parsed(text)
-    data = config.get("data")
-    used = config.get("train_dataloader"), data.get("train") if isinstance(data, Mapping) else data  # mmdet 3, mmdet 2
-    return next((names for names in (_first(dataset, _names) for dataset in used) if isinstance(names, list)), None)
+    return next((names for names in _in_datasets(parsed(text), "train", _names) if isinstance(names, list)), None)
 
 
 def _names(dataset):
@@ -289,7 +287,7 @@ def parsed(text: str) -> dict[str, Any]:
             case _:
                 raise ValueError(
                     f"line {statement.lineno} of the config must be NAME = VALUE, as in the whole config that mmdet "
-                    f"writes to its work_dir, got {_shortened(ast.unparse(statement).splitlines()[0])}"
+                    f"writes to its work_dir, got {shortened(ast.unparse(statement).splitlines()[0])}"
                 )
     return variables
 
@@ -312,12 +310,17 @@ def _value(node, variables):
 
 def _steps(config) -> Iterator[dict[str, Any]]:
     """The steps of the pipeline of test images, and those inside of MultiScaleFlipAug."""
-    data = config.get("data")
-    used = config.get("test_dataloader"), data.get("test") if isinstance(data, Mapping) else data  # mmdet 3, mmdet 2
-    found = [_first(dataset, lambda dataset: dataset.get("pipeline")) for dataset in used]
+    found = _in_datasets(config, "test", lambda dataset: dataset.get("pipeline"))
     for step in _dicts(next(filter(None, found), config.get("test_pipeline"))):
         yield step
         yield from _dicts(step.get("transforms"))
+
+
+def _in_datasets(config, split, find):
+    """What `find` finds in the data set of a split, as by `_first`, where mmdet 3 and mmdet 2 have it."""
+    data = config.get("data")
+    used = config.get(f"{split}_dataloader"), data.get(split) if isinstance(data, Mapping) else None
+    return [_first(dataset, find) for dataset in used]
 
 
 def _first(dataset, find):
@@ -333,7 +336,7 @@ def _first(dataset, find):
 def _dicts(steps) -> list[dict[str, Any]]:
     steps = steps or []
     if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
-        raise ValueError(f"the steps for test images must be a list of dicts, got {_shortened(steps)}")
+        raise ValueError(f"the steps for test images must be a list of dicts, got {shortened(steps)}")
     return steps
 
 
@@ -351,18 +354,13 @@ def _read(value, rule, name, found):
         if value not in rule:
             wanted = f"must be {' or '.join(map(repr, rule))}" if rule else "must not be given"
             raise ValueError(
-                f"{name} of the config {wanted}, because nothing else is implemented, got {_shortened(value)}"
+                f"{name} of the config {wanted}, because nothing else is implemented, got {shortened(value)}"
             )
     elif not isinstance(value, Mapping):
-        raise ValueError(f"{name} of the config must be a dict, got {_shortened(value)}")
+        raise ValueError(f"{name} of the config must be a dict, got {shortened(value)}")
     else:
         for key, inner in rule.items():  # the type is first
             _read(value.get(key), inner, f"{name}.{key}", found)
         for key in value.keys() - rule.keys():
             if value[key] is not None:
-                raise ValueError(f"the config has {name}.{key} = {_shortened(value[key])}, which is not implemented")
-
-
-def _shortened(value):
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+                raise ValueError(f"the config has {name}.{key} = {shortened(value[key])}, which is not implemented")

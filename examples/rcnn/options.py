@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.files import rewording
+
 from .detector import RCNN
 from .weights import load, with_backbone
 
@@ -38,11 +40,8 @@ def _read(options, read, path, **others):
     settings = dict(map(_setting, options.set))
     if len(settings) < len(options.set):
         raise ValueError(f"--set must name each setting once, got {' '.join(options.set)}")
-    try:
+    with rewording({"weights_only=False": "--trust", " (strict=False leaves them out)": ""}):
         return read(path, not options.trust, settings=settings, **others)
-    except ValueError as error:  # whose advice is for programs
-        advice = str(error).replace("weights_only=False", "--trust").replace(" (strict=False leaves them out)", "")
-        raise ValueError(advice) from error
 
 
 def dtype_of(options: argparse.Namespace) -> Dtype | None:
