@@ -50,7 +50,8 @@ nvcc {LAUNCHES}.o {BUILD}/CMakeFiles/_cuda.dir/lib/*/*.cu.o -o {LAUNCHES}
 {LAUNCHES}
 """
 # Values, gradients and determinism of each operator, the most important first: what is not reached is cut off. One test
-# runs after the other, in order: other ways to distribute them give each process a part of the list.
+# runs after the other, in order: other ways to distribute them give each process a part of the list. pytest-benchmark
+# warns if it is installed beside xdist, and warnings are errors.
 TESTS = (
     "tests/operators/test_determinism.py",
     "tests/operators/test_derivatives.py::test_gradients",
@@ -70,7 +71,8 @@ TESTS = (
 )
 RUN_TESTS = f"""
 distribute=$($PYTHON -c 'import xdist' 2>/dev/null && echo "-n 8 --dist load --maxschedchunk 1" || true)
-$PYTHON -m pytest -q -m "not thorough" --continue-on-collection-errors --platform=cuda $distribute {" ".join(TESTS)}
+$PYTHON -m pytest -q -m "not thorough" -p no:benchmark --continue-on-collection-errors --platform=cuda $distribute \
+  {" ".join(TESTS)}
 """
 # The first launch of each gather of the convolution and of each kernel of the sort. By default ncu fixes the clocks,
 # which not every machine allows, and follows the compilers that XLA may start.
@@ -85,7 +87,7 @@ STEPS = {
     "facts": Step(10, FACTS),
     "build": Step(150, INSTALL),
     "smoke": Step(45, "$PYTHON -m benchmarks.smoke"),
-    "kernels": Step(70, "$PYTHON -m benchmarks.kernel_times"),
+    "kernels": Step(110, "$PYTHON -m benchmarks.kernel_times"),
     "ratios": Step(90, "$PYTHON -m benchmarks.gpu_ratios"),
     "profile-A": Step(25, f"{PROFILE} A:16"),
     "profile-C": Step(25, f"{PROFILE} C:16"),

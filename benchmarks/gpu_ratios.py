@@ -1,7 +1,8 @@
 """`python -m benchmarks.gpu_ratios`: the operators beside cuDNN, torchvision and PyTorch on one GPU, in one process.
 
 Each row has two times: that of the GPU alone, the sum of a call's kernels in jax's profiler; and that of calls that are
-queued one after the other, which is longer where kernels take longer to launch than to run.
+queued one after the other, which is longer where kernels take longer to launch than to run. The memory is that of
+results and temporary arrays.
 """
 
 import argparse
@@ -35,7 +36,7 @@ CASES = (
 )
 BOXES = nms.Shape(10_000, 80, 1000)
 REPEATS, RUNS = 5, 5
-HEAD = ("case", "type", "pass", "implementation", "µs on the GPU", "/ jax_dcn", "µs queued", "/ jax_dcn")
+HEAD = ("case", "type", "pass", "implementation", "µs on the GPU", "/ jax_dcn", "µs queued", "/ jax_dcn", "MiB")
 PUBLISHED = """M3 on an H100, by https://github.com/roulbac/msda-triton at 7fd0886: the forward and the backward
 of its Triton kernels take 12 and 92 µs in float32, and 8 and 56 µs in 16 bits. mmcv's CUDA kernels take 2.17 and 1.33
 times as long in float32, and 4.30 and 4.50 times in float16. Both have atomics. Their locations and weights have the
@@ -49,7 +50,7 @@ def rows_of(name, dtype, baselines, is_small):
     try:
         if name == "nms":
             shape = BOXES._replace(boxes=100, outputs=10) if is_small else BOXES
-            return [about | {"pass": "forward"} | with_device_time(nms.calls(shape), REPEATS)]
+            return [about | {"pass": "forward", "bytes": {}} | with_device_time(nms.calls(shape), REPEATS)]
         operator = operator_of(name)
         shape = small(operator.shapes[name]) if is_small else operator.shapes[name]
         compared = operator.compared_with(baselines)
@@ -73,10 +74,12 @@ def lines(row):
     device, queued = row.get("device milliseconds", {}), row.get("seconds", {})
     for name, seconds in queued.items():
         times = (device[name], device.get("jax_dcn")), (seconds["median"] * 1e3, queued["jax_dcn"]["median"] * 1e3)
-        yield [*begin, name, *(cell for own, ours in times for cell in cells(own, ours))]
+        held = row["bytes"].get(name)
+        memory = digits(held / 2**20) if held else "-"
+        yield [*begin, name, *(cell for own, ours in times for cell in cells(own, ours)), memory]
     for key in ("notes", "without", "refused"):
         for name, reason in row.get(key, {}).items():
-            yield [*begin, name, f"{key}: {reason}", "", "", ""]
+            yield [*begin, name, f"{key}: {reason}", "", "", "", ""]
 
 
 def cells(milliseconds, ours):

@@ -1,7 +1,8 @@
 """`python -m benchmarks.kernel_times`: the times of the kernels of operators and of their gradients on a GPU.
 
 A program computes the result of an operator, or all of its gradients and nothing else, for bfloat16 data; those of the
-convolution on both paths, as far as they have kernels. The times of its kernels come from jax's profiler.
+convolution on both paths, as far as they have kernels. The times of its kernels come from jax's profiler. Of XLA's
+kernels, those are named that take a twentieth of the time or more.
 """
 
 import argparse
@@ -24,9 +25,8 @@ from benchmarks.support.machine import add_xla_flags, cores
 
 # Shapes and batches, the most important first: what is not reached is cut off. Making operands of large images takes
 # seconds.
-CASES = ["A:16", "B:16", "C:16", *(f"{name}:1" for name in ("A", "B", "C", "M1", "M2", "S1", "W1", "R2", "P3"))]
-CASES += ["M1:16", "W1:16", *(f"{name}:{batch}" for batch in (16, 1) for name in "FGHED")]
-CASES += ["P1:1", "S3:1", "S4:1", "S1:16", "P3:16", "R2:16"]
+CASES = ["A:16", "B:16", "C:16", "A:2", "B:2", "C:2", "M3:4", "M1:16", "F:16", "G:16", "E:16", "A:1", "B:1", "C:1"]
+CASES += ["R2:1", "S1:2", "H:16", "W1:16", "P3:1", "D:1", "F:1", "G:1", "E:1", "M2:2", "P1:1", "S3:1", "S4:1"]
 DTYPE, RUNS = "bfloat16", 5
 # By path of the convolution, or of other operators. "weight" is the gradient of the weight by itself.
 COMPUTATIONS = {
@@ -35,8 +35,9 @@ COMPUTATIONS = {
     "": ("forward", "gradients"),
 }
 HEAD = ("case", "path", "pass", "kernel", "launches", "µs", "µs with waiting", "SM clock")
-# In CUDA graphs the profiler sees no kernels. Autotuning XLA's products would take longer than everything else.
-XLA_FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
+XLA_FLAGS = "--xla_gpu_enable_command_buffer="  # in CUDA graphs the profiler sees no kernels
+AT_ONCE = 8  # cases, whose programs are compiled at the same time
+SHARE = 0.05  # of the time of a program, from which on a kernel of XLA's is named
 
 
 def find(case, is_small=False):
@@ -47,14 +48,12 @@ def find(case, is_small=False):
     return operator, small(shape) if is_small else shape
 
 
-def programs(operator, shape, paths):
-    """The compiled program of each path and computation, or the error that its compilation raised."""
-    problem = operator.problem(shape, DTYPE)
+def programs(cases, paths, is_small=False):
+    """By case, path and computation: the compiled program, or the error that its compilation raised."""
     default_device = jax.config.jax_default_device  # new threads do not inherit it
 
-    def prepare(key):
-        path, computation = key
-        options = problem.options | ({"backend": path} if operator is CONVOLUTION else {})
+    def prepare(operator, problem, path, computation):
+        options = problem.options | ({"backend": path} if path else {})
         varied = {"forward": (), "gradients": problem.varied, "weight": ("weight",)}[computation]
         try:
             with jax.default_device(default_device):
@@ -62,9 +61,15 @@ def programs(operator, shape, paths):
         except Exception as error:  # such as that of a path that is not possible
             return error
 
-    keys = [(path, of) for path in (paths if operator is CONVOLUTION else [""]) for of in COMPUTATIONS[path]]
+    found = {case: {} for case in cases}
     with ThreadPoolExecutor(cores()) as pool:
-        return dict(zip(keys, pool.map(prepare, keys), strict=True))
+        for case in cases:
+            operator, shape = find(case, is_small)
+            problem = operator.problem(shape, DTYPE)
+            for path in paths if operator is CONVOLUTION else [""]:
+                for computation in COMPUTATIONS[path]:
+                    found[case][path, computation] = pool.submit(prepare, operator, problem, path, computation)
+    return {case: {key: future.result() for key, future in of_case.items()} for case, of_case in found.items()}
 
 
 def compiled(function, problem, varied, options):
@@ -84,10 +89,8 @@ def results(function, varied, options, operands, cotangent):
     return jax.vjp(of_varied, {name: operands[name] for name in varied})[1](cotangent)
 
 
-def measure(case, is_small=False):
+def measure(case, prepared):
     """A row for each program of a case. One that fails leaves its error, and the others are measured."""
-    operator, shape = find(case, is_small)
-    prepared = programs(operator, shape, ("im2col", "fused"))
     errors = {key: call for key, call in prepared.items() if isinstance(call, Exception)}
     seconds = {}
     for key, call in prepared.items():
@@ -99,7 +102,7 @@ def measure(case, is_small=False):
     clock = gpu.sm_clock() or "-"  # as it still is a moment after the load
     found = traced({key: prepared[key] for key in seconds}, RUNS)
     for path, computation in prepared:
-        key, row = (path, computation), {"case": case, "shape": str(shape), "path": path, "pass": computation}
+        key, row = (path, computation), {"case": case, "path": path, "pass": computation}
         if error := errors.get(key):
             yield row | {"error": summary_of(error)}
             continue
@@ -128,7 +131,7 @@ def of_kernel(name, of_runs):
 
 
 def lines(row):
-    """The lines of the table: one for all kernels of a program, and one for each kernel of the package."""
+    """The lines of the table: one for all kernels of a program, and one for each that is named."""
     begin = [row["case"], row["path"] or "-", row["pass"]]
     if "error" in row:
         yield [*begin, row["error"], "", "", "", ""]
@@ -144,7 +147,7 @@ def lines(row):
         row["SM clock"],
     ]
     for name, kernel in row["kernels"].items():
-        if name.startswith(OWN):
+        if name.startswith(OWN) or kernel["milliseconds"] >= SHARE * row["milliseconds"]:
             shown = f"`{name.removeprefix(OWN)}`"
             yield [*begin, shown, str(kernel["launches"]), microseconds(kernel["milliseconds"]), "", ""]
 
@@ -162,15 +165,18 @@ def main(arguments=None):
     add_xla_flags(XLA_FLAGS)
     errors = []
     print(table_head(HEAD))
-    for case in args.cases[: 6 if args.small else None]:
-        if args.once:
-            for program in programs(*find(case, args.small), ["im2col"]).values():
-                program()
-            continue
-        for row in measure(case, args.small):
-            errors += [row["error"]] if "error" in row else []
-            for line in lines(row):
-                print(table_line(line), flush=True)
+    cases = args.cases[: 6 if args.small else None]
+    for first in range(0, len(cases), AT_ONCE):
+        paths = ["im2col"] if args.once else ["im2col", "fused"]
+        for case, prepared in programs(cases[first : first + AT_ONCE], paths, args.small).items():
+            if args.once:
+                for program in prepared.values():
+                    program()
+                continue
+            for row in measure(case, prepared):
+                errors += [row["error"]] if "error" in row else []
+                for line in lines(row):
+                    print(table_line(line), flush=True)
     return 1 if any(not error.startswith("ValueError") for error in errors) else 0  # of a path that is not possible
 
 

@@ -58,6 +58,11 @@ def filled(like: jax.Array, shape: Sequence[Length], dtype: DTypeLike, value: fl
     return jax_internals.vary_alike([jnp.broadcast_to(scalar, shape), like])[0]
 
 
+def empty(like: jax.Array, shape: Sequence[Length], dtype: DTypeLike) -> jax.Array:
+    """An array whose elements are all to be written, which varies over the mesh as `like` does."""
+    return jax_internals.vary_alike([lax.empty(tuple(shape), jnp.dtype(dtype)), like])[0]
+
+
 def read_part(array: jax.Array, start: Sequence[ArrayLike], size: Sequence[Length]) -> jax.Array:
     """A part of the leading dimensions of `array`: `size` elements of each from `start` on."""
     # In a loop over `start`, the barrier keeps XLA from converting all of `array` to integers before the loop. `start`

@@ -134,15 +134,19 @@ struct SamplesOfPixel {
 };
 
 // How the pixels of a table are divided among warps. A subwarp has the channels of a pixel. Where a pixel has
-// many samples around it, several subwarps take turns with them.
+// many samples around it, several subwarps take turns with them. Where it has few, a subwarp has several pixels,
+// because it takes longer to find its pixels than to add up their samples.
 struct GatherShape {
   int log2_subwarp;
   int32_t log2_subwarps[kMaxLevels];  // of a pixel
-  int64_t first_warp[kMaxLevels];     // of a level, in those of a table
-  int64_t warps;                      // of a table
+  int32_t pixels_of_subwarp[kMaxLevels];
+  int64_t first_warp[kMaxLevels];  // of a level, in those of a table
+  int64_t warps;                   // of a table
 
   GatherShape(const AggregationSizes& sizes, int64_t vector) : log2_subwarp(0), warps(0) {
     constexpr int64_t kSubwarpSamples = 32;  // a good number, on average, of samples that a subwarp adds up
+    constexpr int64_t kFewSamples = 8;       // of a pixel, on average
+    constexpr int kMostPixels = 8;           // of a subwarp
     while (log2_subwarp < kLog2Warp && (vector << log2_subwarp) < sizes.channels) ++log2_subwarp;
     for (int32_t i = 0; i < sizes.num_levels; ++i) {
       const Level& level = sizes.levels[i];
@@ -150,8 +154,9 @@ struct GatherShape {
       log2_subwarps[i] = 0;
       while (log2_subwarp + log2_subwarps[i] < kLog2Warp && (pixels * kSubwarpSamples << log2_subwarps[i]) < samples)
         ++log2_subwarps[i];
+      pixels_of_subwarp[i] = samples < kFewSamples * pixels ? kMostPixels : 1;
       first_warp[i] = warps;
-      warps += ((pixels << (log2_subwarp + log2_subwarps[i])) + kWarp - 1) / kWarp;
+      warps += CeilDiv(pixels << (log2_subwarp + log2_subwarps[i]), kWarp * pixels_of_subwarp[i]);
     }
   }
 };
@@ -173,29 +178,32 @@ __global__ void GatherKernel(HeadTables<Accumulator<T>> tables, int64_t num_tabl
     while (i + 1 < sizes.num_levels && warp_of_table >= shape.first_warp[i + 1]) ++i;
     const Level& level = sizes.levels[i];
     const int log2_lanes = shape.log2_subwarp + shape.log2_subwarps[i];
-    const int64_t pixel = ((warp_of_table - shape.first_warp[i]) * kWarp + lane) >> log2_lanes;
-    const bool is_valid = pixel < int64_t{level.height} * level.width;
-    const SamplesOfPixel around(sizes, tables.rows, row_start + table * (int64_t{tables.rows.count} + 1), i,
-                                is_valid ? pixel : 0);
+    const int64_t first_pixels = (warp_of_table - shape.first_warp[i]) * shape.pixels_of_subwarp[i];
+    const int32_t* const starts = row_start + table * (int64_t{tables.rows.count} + 1);
     const SortedSample<A>* const sorted = samples_by_cell + table * samples;
     const int64_t batch = tables.call.by_heads.Quotient(head_of_all);
     const QueryHead first_query = {batch, 0, head_of_all - batch * sizes.heads};
-    for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
-      const int64_t channel = first + (lane & (subwarp - 1)) * N;
-      const CotangentRows<T> cotangents(d_out + first_query.index(sizes) * sizes.channels + channel, query_elements);
-      const int32_t turn = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_subwarp;
-      A sum[N] = {};
-      if (is_valid && channel < sizes.channels) {
-        const int32_t turns = 1 << shape.log2_subwarps[i];
-        AddSamples<false>(sorted, around.above, true, turn, turns, {}, cotangents, sum);
-        AddSamples<false>(sorted, around.below, false, turn, turns, {}, cotangents, sum);
+    for (int32_t number = 0; number < shape.pixels_of_subwarp[i]; ++number) {
+      const int64_t pixel = ((first_pixels + number) * kWarp + lane) >> log2_lanes;
+      const bool is_valid = pixel < int64_t{level.height} * level.width;
+      const SamplesOfPixel around(sizes, tables.rows, starts, i, is_valid ? pixel : 0);
+      for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
+        const int64_t channel = first + (lane & (subwarp - 1)) * N;
+        const CotangentRows<T> cotangents(d_out + first_query.index(sizes) * sizes.channels + channel, query_elements);
+        const int32_t turn = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_subwarp;
+        A sum[N] = {};
+        if (is_valid && channel < sizes.channels) {
+          const int32_t turns = 1 << shape.log2_subwarps[i];
+          AddSamples<false>(sorted, around.above, true, turn, turns, {}, cotangents, sum);
+          AddSamples<false>(sorted, around.below, false, turn, turns, {}, cotangents, sum);
+        }
+        for (int lanes = subwarp; lanes < 1 << log2_lanes; lanes *= 2) {
+          for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], lanes);
+        }
+        if (!is_valid || channel >= sizes.channels || lane & ((1 << log2_lanes) - subwarp)) continue;
+        const int64_t pixel_elements = (level.first_pixel + pixel) * query_elements;
+        StoreSums<T>(sum, is_wide, d_value, FirstChannel(sizes, first_query) + pixel_elements + channel);
       }
-      for (int lanes = subwarp; lanes < 1 << log2_lanes; lanes *= 2) {
-        for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], lanes);
-      }
-      if (!is_valid || channel >= sizes.channels || lane & ((1 << log2_lanes) - subwarp)) continue;
-      const int64_t element = FirstChannel(sizes, first_query) + (level.first_pixel + pixel) * query_elements + channel;
-      StoreSums<T>(sum, is_wide, d_value, element);
     }
   }
 }

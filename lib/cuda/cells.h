@@ -46,8 +46,8 @@ struct CotangentRows {
 
   // N channels of a row. Its address takes one instruction, because it is a product of 32 bits.
   template <int N>
-  __device__ Vector<Accumulator<T>, N> Load(uint32_t row) const {
-    return Widened(AsVector<N>(reinterpret_cast<const T*>(first + uint64_t{row} * row_bytes)));
+  __device__ Vector<T, N> Load(uint32_t row) const {
+    return AsVector<N>(reinterpret_cast<const T*>(first + uint64_t{row} * row_bytes));
   }
 };
 
@@ -62,19 +62,28 @@ struct SampleRange {
 template <bool kHasOtherSamples, typename T, int N, typename A>
 __device__ void AddSamples(const SortedSample<A>* samples, const CellPair& cells, bool is_bottom, int32_t turn,
                            int32_t turns, const SampleRange& range, const CotangentRows<T>& rows, A (&sum)[N]) {
-  const SortedSample<A>* record = samples + (cells.begin + turn);
-  SortedSample<A> next = {};
-  if (cells.begin + turn < cells.end) next = *record;
-#pragma unroll kHasOtherSamples ? 1 : 4  // more registers would be spilled
-  for (int32_t i = cells.begin + turn; i < cells.end; i += turns) {
-    const SortedSample<A> sample = next;
-    record += turns;
-    if (i + turns < cells.end) next = *record;  // loaded while this one is added
-    const uint32_t number = uint32_t(sample.id) - (kHasOtherSamples ? range.first : 0);
-    if (kHasOtherSamples && number >= range.count) continue;
-    const Vector<A, N> row = rows.template Load<N>(number);
-    const A weight = sample.corner_weight(is_bottom, i < cells.middle);
-    for (int v = 0; v < N; ++v) sum[v] += weight * row.value[v];
+  constexpr int kAtOnce = 3;  // samples whose rows are loaded at the same time; past the end, the last one's again
+  if (kHasOtherSamples && range.count == 0) return;
+#pragma unroll 1
+  for (int32_t first = cells.begin + turn; first < cells.end; first += kAtOnce * turns) {
+    SortedSample<A> at_once[kAtOnce];
+    uint32_t numbers[kAtOnce];
+    Vector<T, N> loaded[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) at_once[k] = samples[min(first + k * turns, cells.end - 1)];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      numbers[k] = uint32_t(at_once[k].id) - (kHasOtherSamples ? range.first : 0);
+      loaded[k] = rows.template Load<N>(kHasOtherSamples ? min(numbers[k], range.count - 1) : numbers[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int32_t i = first + k * turns;
+      const bool is_added = i < cells.end && (!kHasOtherSamples || numbers[k] < range.count);
+      const A weight = at_once[k].corner_weight(is_bottom, i < cells.middle);
+      const Vector<A, N> row = Widened(loaded[k]);
+      for (int v = 0; v < N; ++v) sum[v] = is_added ? sum[v] + weight * row.value[v] : sum[v];
+    }
   }
 }
 

@@ -43,9 +43,12 @@ namespace {
 constexpr int kPartitionWarps = 12, kSortWarps = 4;
 constexpr int32_t kMaxBins = 1024, kMaxParts = kWarp, kPartEntries = 4096;
 constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
-// Of a bin on average, unless it would have too many rows: few enough to be staged, and six steps of a warp, so that
-// the counts of the rows take less time than the entries. Not measured.
+// Of a bin on average, unless it would have more than 2^kMaxBalancedRowsLog2 rows: few enough to be staged, and six
+// steps of a warp, so that the counts of the rows take less time than the entries. Where entries are few, but not in
+// all rows, as those of an attention's small levels, bins of more rows have too many: on an H200, with 256 rows the
+// sort of an attention's decoder took twice as long.
 constexpr int32_t kBinEntries = 192;
+constexpr int kMaxBalancedRowsLog2 = 7;
 constexpr int32_t kLastBinRows = 2 * kMaxParts;  // room in row_start for a range of each part: see LastBinRows
 // The rows in shared memory, per warp. The last bin has fewer than kLastBinRows rows more than the others.
 constexpr int32_t kSharedRows = (1 << kMaxSharedRowsLog2) + kLastBinRows;
@@ -62,7 +65,7 @@ struct SortShape {
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
       : tables(tables), rows(rows), entries(entries), bin_rows_log2(kMinBinRowsLog2) {
-    while (bin_rows_log2 < kMaxSharedRowsLog2 && int64_t{entries} << bin_rows_log2 < int64_t{kBinEntries} * rows)
+    while (bin_rows_log2 < kMaxBalancedRowsLog2 && int64_t{entries} << bin_rows_log2 < int64_t{kBinEntries} * rows)
       ++bin_rows_log2;
     while (BinsOf(bin_rows_log2) > kMaxBins) ++bin_rows_log2;
     bins = int32_t(BinsOf(bin_rows_log2));

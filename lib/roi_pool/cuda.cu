@@ -147,6 +147,7 @@ struct PooledCotangents {
 
 // Adds to each pixel of a lane its share of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
 struct AddMean {
+  static constexpr bool kIsSeparable = true;  // the share is a product of those of the pixel's row and column
   Rois rois;
 
   __device__ bool shifts_bins() const { return rois.offset != nullptr; }
@@ -181,6 +182,7 @@ struct AddMean {
 };
 
 struct AddAtArgmax {
+  static constexpr bool kIsSeparable = false;
   const int32_t* rows;  // the row, and below the column, of the largest point of each bin and feature
   const int32_t* columns;
 
@@ -310,6 +312,55 @@ __device__ void AddBin(const PoolSizes& sizes, const Rois& rois, const Add& add,
   add(sizes, roi, row, column, shift_y, shift_x, tile.y, tile.x, d_pooled, bin * sizes.features() + tile.feature, sum);
 }
 
+// The shares that the rows and columns of a tile have of listed bins. They are the same for all channels, so each is
+// computed once in a block.
+template <typename A>
+struct TileShares {
+  A rows[kThreads][kWarpRows];
+  alignas(16) A columns[kThreads][kWarpColumns<A> * kWarpsAcross];
+
+  // Those of the calling thread's bin.
+  template <int N>
+  __device__ void Compute(const PoolSizes& sizes, const Rois& rois, const AddMean& add, const PoolTile<A, N>& tile,
+                          int64_t bin) {
+    ComputeAlong<0>(sizes, rois, add, bin, tile.first_y, rows[threadIdx.x]);
+    ComputeAlong<1>(sizes, rois, add, bin, tile.first_x, columns[threadIdx.x]);
+  }
+
+  // Adds to a thread's pixels the cotangents of the bins whose shares were computed.
+  template <int N>
+  __device__ void AddBins(const PoolSizes& sizes, const PoolTile<A, N>& tile, const int64_t* listed, int count,
+                          const PooledCotangents& d_pooled, Vector<A, N> (&sum)[kWarpColumns<A>]) const {
+    const int row = int(tile.y - tile.first_y), column = int(tile.x - tile.first_x);
+    for (int i = 0; i < count; ++i) {
+      const A row_share = rows[i][row];
+      if (row_share == A(0)) continue;
+      const auto column_shares = AsVector<kWarpColumns<A>>(columns[i] + column);
+      const Vector<A, N> d = d_pooled.Load<N, A>(listed[i] * sizes.channels + tile.channel);
+      for (int j = 0; j < kWarpColumns<A>; ++j) {
+        const A share = row_share * column_shares.value[j];
+        if (share == A(0)) continue;  // 0 times an infinite cotangent would be NaN
+        for (int v = 0; v < N; ++v) sum[j].value[v] += share * d.value[v];
+      }
+    }
+  }
+
+ private:
+  template <int axis, int kSize>
+  __device__ void ComputeAlong(const PoolSizes& sizes, const Rois& rois, const AddMean& add, int64_t bin, int64_t first,
+                               A (&shares)[kSize]) {
+    const int64_t roi_index = bin / sizes.bins();
+    const int32_t row = int32_t(bin % sizes.bins() / sizes.output[1]), column = int32_t(bin % sizes.output[1]);
+    for (int k = 0; k < kSize; ++k) shares[k] = A(0);
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    const A shift = add.template Shift<A>(sizes, axis, OffsetIndex(sizes, roi_index, row, column, 0));
+    const A points = ForEachPixel(sizes, roi, axis, axis ? column : row, shift, [&](int32_t pixel, A weight, A) {
+      if (pixel >= first && pixel < first + kSize) shares[pixel - first] = weight;
+    });
+    for (int k = 0; k < kSize && points != A(0); ++k) shares[k] /= points;
+  }
+};
+
 // Each thread tests one RoI, and those that may read the tile are listed. Then each thread tests one bin of the listed
 // RoIs, and the bins that may read the tile are listed. Then all threads add the cotangents of the listed bins.
 //
@@ -323,6 +374,7 @@ __global__ __launch_bounds__(kThreads, sizeof(A) == 8 ? 1 : 2) void XCotangentKe
   using Tile = PoolTile<A, N>;
   __shared__ int64_t listed_rois[kThreads], listed_bins[kThreads];
   __shared__ int32_t counts[kThreads / kWarp];
+  __shared__ std::conditional_t<Add::kIsSeparable, TileShares<A>, char> shares;
   const bool has_common_bins = sizes.groups() == 1 && sizes.classes == 1;
   const GroupBins bins(sizes);
   const int64_t tiles = Tile::Count(sizes);
@@ -347,6 +399,14 @@ __global__ __launch_bounds__(kThreads, sizeof(A) == 8 ? 1 : 2) void XCotangentKe
                                        {roi, 1, column, add.template Shift<A>(sizes, 1, offset_index)});
         }
         const int num_listed = ListItems(is_bin_listed, roi_index * bins.count() + bin_in_roi, counts, listed_bins);
+        if constexpr (Add::kIsSeparable) {
+          if (has_common_bins) {
+            if (int(threadIdx.x) < num_listed) shares.Compute(sizes, rois, add, tile, listed_bins[threadIdx.x]);
+            __syncthreads();
+            if (tile.is_active) shares.AddBins(sizes, tile, listed_bins, num_listed, d_pooled, sum);
+            continue;  // the next list begins with a barrier
+          }
+        }
         for (int i = 0; tile.is_active && i < num_listed; ++i) {
           const int64_t listed = listed_bins[i];
           const int32_t row = tile.rows.begin + int32_t(listed % bins.count() / bins.num_columns);

@@ -66,7 +66,8 @@ def test_one_program_that_fails_leaves_the_others(monkeypatch):
         return right(function, varied, options, *operands)
 
     monkeypatch.setattr(kernel_times, "results", results)
-    rows = list(kernel_times.measure("A:16", is_small=True))
+    prepared = kernel_times.programs(["A:16"], ["im2col", "fused"], is_small=True)["A:16"]
+    rows = list(kernel_times.measure("A:16", prepared))
     assert [row.get("error") for row in rows] == [None, None, None, "RuntimeError: a launch failed", None]
     assert all(row["with waiting"] > 0 for row in rows if "error" not in row)
 

@@ -80,14 +80,17 @@ MUTATIONS = {
     "samples of other rows than those of the part": Mutation(
         "cuda/cells.h", "(kHasOtherSamples ? {~~range.first~>0~~} : 0)", VALUES, kernel=X),
     "samples of all rows": Mutation(
-        "cuda/cells.h", "{~~    if (kHasOtherSamples && number >= range.count) continue;\n~>~~}", "out of bounds",
-        kernel=X),
+        "cuda/cells.h", "{~~min(numbers[k], range.count - 1)~>numbers[k]~~} : numbers[k]", "out of bounds", kernel=X),
+    "samples of other rows taken for the last of the part": Mutation(
+        "cuda/cells.h", "(!kHasOtherSamples || {~~numbers[k] < range.count~>true~~});", VALUES, kernel=X),
     "ranges of parts that overlap": Mutation(
         "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}part;", FAULT, kernel=X),
     "part that is left out": Mutation(
         "cuda/counting_sort.h", "parts = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES, kernel=X),
     "record past the end of a pair of cells": Mutation(
-        "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=X),
+        "cuda/cells.h", "samples[{~~min(first + k * turns, cells.end - 1)~>first + k * turns~~}]", FAULT, kernel=X),
+    "last sample of a pair of cells added again": Mutation(
+        "cuda/cells.h", "is_added = {~~i < cells.end~>true~~} &&", VALUES, kernel=X),
     "cells at the ends of a circular row as neighbours": Mutation(
         "deform_conv/cuda_x.cu", "has_two_sides(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
@@ -119,6 +122,14 @@ MUTATIONS = {
         "aggregation/cuda.cu", "if (!is_valid{~~ || lane >= count~>~~}) return;", FAULT),
     "pixel of the value past the end": Mutation(
         "aggregation/cuda_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
+    "pixels of the value that two subwarps have": Mutation(
+        "aggregation/cuda_value.cu", "(warp_of_table - shape.first_warp[i]){~~ * shape.pixels_of_subwarp[i]~>~~};",
+        "is not written"),
+    "shares before they are computed": Mutation(
+        "roi_pool/cuda.cu", "listed_bins[threadIdx.x]);{~~\n            __syncthreads();~>~~}", FAULT),
+    "share of a column in another tile": Mutation(
+        "roi_pool/cuda.cu", "if (pixel >= first && {~~pixel < first + kSize~>true~~}) shares", FAULT),
+    "shares that are sums and not means": Mutation("roi_pool/cuda.cu", "shares[k] /= {~~points~>A(1)~~};", VALUES),
     "sample past the last point": Mutation(
         "sampling/cuda.cu", "return {~~min(first + Lane(), end - 1)~>first + Lane()~~}; }", "out of bounds"),
     "sample of a pixel outside the image": Mutation(

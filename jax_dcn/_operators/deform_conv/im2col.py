@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,17 @@ from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.custom_calls import Samples, SortedSamples
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import Im2col
-from jax_dcn._primitive.parts import filled, fold, read_part, write_part
+from jax_dcn._primitive.parts import empty, filled, fold, read_part, write_part
 from jax_dcn._primitive.promotion import sum_dtype
 
-# The initial values of the arrays of results, which are overwritten; gradients start from 0. XLA for CPUs ignores the
-# barrier of `parts.filled`, so it would make one array for results with equal initial values, and copy it.
+# The initial values of the arrays of results on a CPU, which are overwritten; gradients start from 0. XLA for CPUs
+# ignores the barrier of `parts.filled`, so it would make one array for results with equal initial values, and copy it.
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
+
+# Of a GPU: the rows and columns of the results of a product that an SM computes at a time, and about how many SMs.
+TILE, SMS = 128, 132
 
 
 def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
@@ -81,15 +84,18 @@ class _CotangentSums:
         (_, offset, weight, _, _), _, _ = self.convolution
         images, choices = offset.shape[0], self.choices
         if choices.sorted_images:
-            out = fold(self.add_sorted_images, images, choices.sorted_images, self.zeros())
+            out = fold(self.add_sorted_images, images, choices.sorted_images, self.initial())
         else:
-            out = fold(self.add_images, images, choices.images, self.zeros())
+            out = fold(self.add_images, images, choices.images, self.initial())
         if "weight" in out:
             out["weight"] = out["weight"].transpose(2, 3, 0, 1).reshape(weight.shape)
         return out
 
-    def zeros(self) -> Cotangents:
-        """That of weight is [groups, Cout/groups, K, Cin/groups], as the products have it."""
+    def initial(self) -> Cotangents:
+        """Arrays that the parts add to, and others that they overwrite.
+
+        That of weight is [groups, Cout/groups, K, Cin/groups], as the products have it.
+        """
         (x, offset, weight, _, mask), spec, _ = self.convolution
         wide, groups = offset.dtype, spec.feature_group_count
         shapes = {"x": (x.shape, self.choices.x_dtype), "offset": (offset.shape, wide)}
@@ -97,7 +103,14 @@ class _CotangentSums:
             shapes["mask"] = (mask.shape, wide)
         taps = math.prod(weight.shape[:-2])
         shapes["weight"] = ((groups, weight.shape[-1] // groups, taps, weight.shape[-2]), wide)
-        return {name: filled(self.d_y, *shapes[name]) for name in shapes if name in self.requested}
+        has_sums = {"weight"} if self.choices.x_sums or self.choices.x_dtype != wide else {"weight", "x"}
+        return {
+            name: filled(self.d_y, *shapes[name])
+            if name in has_sums
+            else _overwritten(self.d_y, *shapes[name], self.choices)
+            for name in shapes
+            if name in self.requested
+        }
 
     def add_sorted_images(self, first: ArrayLike, count: int, out: Cotangents) -> Cotangents:
         """Sorts the samples of all parts of these images at once."""
@@ -196,8 +209,15 @@ def _in_parts(
 
         return fold(rows_at, y.shape[1], choices.rows, y)
 
-    y = filled(x, (*offset.shape[:-1], weight.shape[-1]), spec.dtype, fill)
+    y = _overwritten(x, (*offset.shape[:-1], weight.shape[-1]), spec.dtype, choices, fill)
     return fold(images_at, y.shape[0], choices.images, y)
+
+
+def _overwritten(
+    like: jax.Array, shape: Sequence[Any], dtype: DTypeLike, choices: Im2col, fill: float = 0
+) -> jax.Array:
+    """An array whose elements are all written by the parts."""
+    return empty(like, shape, dtype) if choices.on_gpu else filled(like, shape, dtype, fill)
 
 
 def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
@@ -238,12 +258,27 @@ def _weight_cotangent(d_y: jax.Array, columns: jax.Array, spec: Spec, choices: I
     groups = spec.feature_group_count
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(d_y.dtype))
     if groups == 1:
-        d_y = d_y.reshape(pixels, features).T
-        if choices.stores_transposes:
-            # The barrier makes XLA store the transposed array.
-            d_y = lax.optimization_barrier(d_y.reshape(-1)).reshape(features, pixels)
-        d_weight = dot("op,pd->od", d_y, columns.reshape(pixels, taps * channels))
+        columns = columns.reshape(pixels, taps * channels)
+        if not choices.on_gpu:
+            # The fast products do not take a transposed operand. The barrier makes XLA store the transposed array.
+            d_y = lax.optimization_barrier(d_y.reshape(pixels, features).T.reshape(-1)).reshape(features, pixels)
+            d_weight = dot("op,pd->od", d_y, columns)
+        else:
+            splits = _splits(pixels, features, taps * channels)
+            d_y, columns = (array.reshape(splits, pixels // splits, array.shape[-1]) for array in (d_y, columns))
+            d_weight = dot("spo,spd->sod", d_y, columns).sum(0)
     else:
         columns = columns.reshape(pixels, taps, groups, channels // groups)
         d_weight = dot("pkgc,pgo->gokc", columns, d_y.reshape(pixels, groups, features // groups))
     return d_weight.reshape(groups, features // groups, taps, channels // groups)
+
+
+def _splits(pixels: Any, features: int, columns: int) -> int:
+    """In how many products a GPU computes the gradient of the weight, so that its SMs all have a tile.
+
+    XLA would split a product too, but first copies its operands to a size that it can split.
+    """
+    if not isinstance(pixels, int):
+        return 1
+    tiles = max(-(-features // TILE) * -(-columns // TILE), 1)
+    return next(splits for splits in range(max(SMS // tiles, 1), 0, -1) if pixels % splits == 0)
