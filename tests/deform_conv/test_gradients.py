@@ -45,6 +45,20 @@ NON_DIFFERENTIABLE_POINTS = [
 ]
 
 
+@pytest.mark.platforms("cpu")
+@pytest.mark.parametrize("case, is_filled", [("plain", False), ("empty_output", True)])
+def test_the_gradient_of_x_on_a_gpu_is_filled_only_where_no_kernel_writes_it(case, is_filled):
+    operands = cast(CASE[case].operands(), "bfloat16")
+
+    def of_x(x):
+        return convolve(operands._replace(x=x), **CASE[case].keywords).sum()
+
+    program = jax.jit(jax.grad(of_x)).trace(operands.x).lower(lowering_platforms=("cuda",)).as_text()
+    shape = "x".join(map(str, operands.x.shape))
+    is_allocated = re.search(rf"AllocateBuffer.*tensor<{shape}xbf16>", program) is not None
+    assert is_allocated is not is_filled
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_offset_derivative_at_non_differentiable_points(backend):
     locations, derivatives = (np.array(column, np.float32) for column in zip(*NON_DIFFERENTIABLE_POINTS, strict=True))

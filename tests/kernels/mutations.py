@@ -124,7 +124,7 @@ MUTATIONS = {
         "aggregation/cuda_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
     "pixels of the value that two subwarps have": Mutation(
         "aggregation/cuda_value.cu", "(warp_of_table - shape.first_warp[i]){~~ * shape.pixels_of_subwarp[i]~>~~};",
-        "is not written"),
+        "is a race"),
     "shares before they are computed": Mutation(
         "roi_pool/cuda.cu", "listed_bins[threadIdx.x]);{~~\n            __syncthreads();~>~~}", FAULT),
     "share of a column in another tile": Mutation(

@@ -103,12 +103,12 @@ class _CotangentSums:
             shapes["mask"] = (mask.shape, wide)
         taps = math.prod(weight.shape[:-2])
         shapes["weight"] = ((groups, weight.shape[-1] // groups, taps, weight.shape[-2]), wide)
-        has_sums = {"weight"} if self.choices.x_sums or self.choices.x_dtype != wide else {"weight", "x"}
+        # A kernel that rounds x's writes all of it, unless the output is empty.
+        overwrites_x = self.choices.x_sums or (self.choices.x_dtype != wide and 0 not in offset.shape[1:-1])
+        added_to = ("weight",) if overwrites_x else ("weight", "x")
         return {
-            name: filled(self.d_y, *shapes[name])
-            if name in has_sums
-            else _overwritten(self.d_y, *shapes[name], self.choices)
-            for name in shapes
+            name: filled(self.d_y, *of_name) if name in added_to else _overwritten(self.d_y, *of_name, self.choices)
+            for name, of_name in shapes.items()
             if name in self.requested
         }
 
