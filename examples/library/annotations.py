@@ -119,11 +119,11 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
             if not annotation["segmentation"]:
                 unusual["objects without a pixel in their mask"] += 1
                 continue
-        of_box = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
+        box_area = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
         if annotation["area"] is None:
-            annotation["area"] = of_box
-        elif not (entry.value.get("segmentation") or math.isclose(annotation["area"], of_box, rel_tol=0.1, abs_tol=1)):
-            unusual["boxes, without masks, of another area than their objects"] += 1
+            annotation["area"] = box_area
+        elif not (entry.value.get("segmentation") or math.isclose(annotation["area"], box_area, rel_tol=0.5)):
+            unusual["objects without a mask whose `area` is not that of their box"] += 1
         annotation["corners"] = _corners(annotation, image, unusual)
         what = annotation["image_id"], annotation["category_id"], *annotation["bbox"]
         unusual["objects that have the box and the class of another"] += what in seen
