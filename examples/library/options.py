@@ -139,9 +139,10 @@ def _print_what_is_left_out(dataset, options):
     kinds = Counter(map(classes.kind, dataset.names))
     if alike := [name for name in dataset.names if kinds[classes.kind(name)] > 1]:
         print(f"Classes of their own, although their names mean the same: {listed(alike)}")
-    sided = [name for name in dataset.names if {"left", "right"} & {*re.findall("[a-z]+", name.lower())}]
+    sides, words = {"left", "right"}, re.compile("[A-Z]?[a-z]+|[A-Z]+")
+    sided = [name for name in dataset.names if sides & {*map(str.lower, words.findall(name))}]
     if sided and not options.no_mirror:
-        print(f"Images are mirrored, and these classes stay what they are (--no-mirror): {listed(sided)}")
+        print(f"Mirrored objects keep these classes, which name a side (--no-mirror mirrors none): {listed(sided)}")
     most = options.objects or max(counts)
     beyond = [count - most for count in counts if count > most]
     if beyond:
