@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from .annotations import read as read_annotations
 from .files import listed
 
 MIN_IS_WHITE, UNSPECIFIED = 0, 0  # values of PHOTOMETRIC_INTERPRETATION and EXTRASAMPLES
-DARK_IMAGE_IS_NAMED = threading.Event()
+NAMED: dict[str, Path] = {}  # the images that `_name_first` has logged, by what it says of them
 
 
 class ImageError(ValueError):
@@ -209,23 +208,26 @@ def opened(path: Path) -> Image.Image:
 def rgb(image: Image.Image, path: Path) -> Image.Image:
     """An image of 8 to 16 bits a channel in RGB, turned as its EXIF data says; the highest 8 bits are kept.
 
-    Logged is the first image of the process whose highest 4 of 16 bits are not used.
+    Logged is the first image of the process whose highest 4 of 16 bits are not used, and the first with channels of
+    unknown meaning.
     """
     is_deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")  # of 16 bits in PIL
     if image.mode in ("I", "F") and not is_deep:
         raise ValueError(f"it must have 8 or 16 bits a channel, without a sign, got PIL's mode {image.mode}")
     tags = getattr(image, "tag_v2", {})  # of TIFF
     if UNSPECIFIED in tags.get(EXTRASAMPLES, ()):
-        raise ValueError("it must have one or three channels and at most an alpha channel, but has further ones")
+        _name_first(path, "has channels of unknown meaning, which are not used")
     image = ImageOps.exif_transpose(image)
     if is_deep:
         (depth,), values = tags.get(BITSPERSAMPLE, [16]), np.asarray(image)
         if tags.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE:
             values = 2**depth - 1 - values
-        if depth == 16 and not DARK_IMAGE_IS_NAMED.is_set() and values.max() < 2**12:
-            DARK_IMAGE_IS_NAMED.set()
-            logging.getLogger(__name__).warning(
-                "%s has 16 bits a channel, of which the highest 8 are used, but no value above %d", path, values.max()
-            )
+        if depth == 16 and values.max() < 2**12:
+            _name_first(path, "has 16 bits a channel, of which the highest 8 are used, but no value above 4095")
         image = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
     return image.convert("RGB")
+
+
+def _name_first(path, what):
+    if NAMED.setdefault(what, path) is path:
+        logging.getLogger(__name__).warning("%s %s", path, what)

@@ -14,7 +14,7 @@ pytest.importorskip("pycocotools")
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import DARK_IMAGE_IS_NAMED, ImageError, open_image, opened, read
+from examples.library.coco import NAMED, ImageError, open_image, opened, read
 from examples.library.gradients import gradients
 from examples.library.objects import draw_box, pictures
 
@@ -62,10 +62,14 @@ def test_images_that_do_not_fit(folder):
             opened(folder / "a.tif")
 
 
-def test_images_with_further_channels(folder):
-    Image.new("RGBX", (20, 10)).save(folder / "a.tif")
-    with pytest.raises(ImageError, match=r"a.tif must be an image: it must have one or three channels and at most"):
-        opened(folder / "a.tif")
+@pytest.mark.parametrize("mode", ["RGBA", "RGBX"])
+def test_channels_that_are_not_used(mode, folder, caplog):
+    Image.new(mode, (20, 10), (1, 2, 3, 4)).save(folder / "a.tif")
+    NAMED.clear()
+    for _ in range(2):
+        assert opened(folder / "a.tif").getpixel((0, 0)) == (1, 2, 3)
+    said = f"{folder}/a.tif has channels of unknown meaning, which are not used"
+    assert caplog.messages == [said] * (mode == "RGBX")
 
 
 def test_names_that_look_like_mathematics(tmp_path):
@@ -101,10 +105,10 @@ def test_which_bits_are_used(name, value, tags, change, expected, folder, caplog
     written = (folder / name).read_bytes()
     assert change[0] in written
     (folder / name).write_bytes(written.replace(*change, 1))
-    DARK_IMAGE_IS_NAMED.clear()
+    NAMED.clear()
     for _ in range(2):
         assert_array_equal(np.asarray(opened(folder / name)), expected)
-    said = f"{folder}/a.png has 16 bits a channel, of which the highest 8 are used, but no value above 2184"
+    said = f"{folder}/a.png has 16 bits a channel, of which the highest 8 are used, but no value above 4095"
     assert caplog.messages == [said] * (expected == 0x08)
 
 
