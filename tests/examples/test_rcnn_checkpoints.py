@@ -10,7 +10,7 @@ pytest.importorskip("optax")
 from examples.rcnn import Config, load, weights
 from examples.rcnn.anchors import anchors
 from examples.rcnn.config import with_settings
-from examples.rcnn.mmdet_config import names_of, settings_of
+from examples.rcnn.mmdet_config import settings_of
 from examples.rcnn.weights import check_names, renamed, save
 from tests.helpers import mask_rcnn
 
@@ -61,14 +61,15 @@ def test_settings_of_a_config(text):
     "text",
     [
         "train_dataloader = dict(dataset=dict(datasets=[dict(metainfo=dict(classes=('cat', 'dog')))]))",
+        "train_dataloader = dict(dataset=dict(metainfo=dict(CLASSES=('cat', 'dog'))))",
         "names = ['cat', 'dog']; data = dict(train=dict(classes=names))",
     ],
 )
 def test_names_in_configs(text):
-    assert names_of(text) == ["cat", "dog"]
-    assert weights.names_in({}, 2, text) == ("cat", "dog")
+    assert weights.names_in({"meta": {"cfg": text}}, 2) == ("cat", "dog")
     with pytest.raises(ValueError, match="it must name its classes once, got "):
-        weights.names_in({"meta": {"CLASSES": ["dog", "cat"]}}, 2, text)
+        weights.names_in({"meta": {"cfg": text, "CLASSES": ["dog", "cat"]}}, 2)
+    assert weights.names_in({"meta": {"cfg": "data = dict(train=dict(classes='names.txt'))"}}, 2) == ()
 
 
 def test_anchors(golden):
