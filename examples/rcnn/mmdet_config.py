@@ -211,7 +211,11 @@ STEPS: dict[str, Any] = {
         "std": Use("deviation"),
         "to_rgb": Use("bgr", True, is_negated=True),
     },
-    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": Only(0, {"img": 0}, {"img": [0, 0, 0]})},
+    "Pad": {
+        "type": ANY,
+        "size_divisor": Use("divisor"),
+        "pad_val": Only(0, [0] * 3, {"img": 0}, {"img": [0] * 3}, {"img": 0, "masks": 0, "seg": 255}),
+    },
     "LoadImageFromFile": {
         "color_type": Only("color"),
         "imdecode_backend": Only("cv2"),

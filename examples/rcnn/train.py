@@ -264,7 +264,7 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
             model, variables = read_backbone(options, model, key)
         else:
             variables = initialise(model, key)
-    if (most := max(dataset.counts)) > (kept := model.config.objects.count):
+    if (most := max((validation or dataset).counts)) > (kept := model.config.objects.count):
         print(f"The model finds at most {kept} objects in an image (--set objects.count=N), and some have {most}.")
     if model.config.masks and not masks:
         model = model.clone(config=replace(model.config, masks=False))

@@ -101,6 +101,7 @@ def test_what_the_model_finds(golden, text, tmp_path):
         ("keep_ratio=True", "keep_ratio=False", "the step Resize.keep_ratio .* must be True, .* got False"),
         ("score_thr=0.02", "score_thr=float('nan')", "objects.score_threshold must be like 0.05"),
         ("pad_size_divisor=64", "pad_size_divisor=1", "divisor must be 32 or 64 or 128, got 1"),
+        ("type='PackDetInputs'", "type='Pad', pad_val=114", "the step Pad.pad_val .* must be 0 or .*, got 114"),
         ("data_preprocessor=dict(", "other=dict(", "must have a data_preprocessor, or a step Normalize"),
         ("model = dict(", "_base_ = 'a.py'\nmodel = dict(", "must be whole"),
         ("model = dict(", "model = dict((", "must be assignments of Python"),
@@ -135,7 +136,8 @@ test_pipeline = [
     dict(type='MultiScaleFlipAug', img_scale=(1000, 600), flip=False, transforms=[
         dict(type='Resize', keep_ratio=True), dict(type='RandomFlip'),
         dict(type='Normalize', mean=[1.0, 2.0, 3.0], std=[1.0, 1.0, 1.0], to_rgb=False),
-        dict(type='Pad', size_divisor=32), dict(type='ImageToTensor', keys=['img']), dict(type='Collect')])]
+        dict(type='Pad', size_divisor=32, pad_val=dict(img=0, masks=0, seg=255)),
+        dict(type='ImageToTensor', keys=['img']), dict(type='Collect')])]
 """
     assert settings_of(text + data) == {
         "style": "caffe",

@@ -22,6 +22,7 @@ from examples.rcnn import RCNN, Config, digits, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
 from examples.rcnn.coco import Loading, evaluation_batches, training_batches
+from examples.rcnn.config import ObjectLimits
 from examples.rcnn.detector import Detections
 from examples.rcnn.images import resize, resized_size
 from examples.rcnn.roi_heads import pool
@@ -94,6 +95,16 @@ def test_a_checkpoint_with_other_classes_that_have_no_names(data, validation, tm
         command([*data, *validation, "--checkpoint", "a.npz", "--evaluate-only"])
     message = "does not name its 7 classes, so the annotations must have as many categories, got 10"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [4, 5])
+def test_more_objects_than_a_model_finds(limit, data, validation, monkeypatch, capsys):
+    """A validation image has five objects, and the others, which are not used, have at most four."""
+    model = RCNN(Config(classes=10, objects=ObjectLimits(count=limit)))
+    monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (model, {}))
+    parse([*data, *validation, "--checkpoint", "a.npz", "--evaluate-only"])
+    said = "The model finds at most 4 objects in an image (--set objects.count=N), and some have 5.\n"
+    assert (said in capsys.readouterr().out) == (limit == 4)
 
 
 def test_detections_that_are_not_finite(tmp_path, monkeypatch, capsys):
@@ -301,7 +312,8 @@ def test_the_commands(state, data, validation, digits_folder, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"box AP {100 * scores['box AP']:.1f}, ")
     arguments = ["--names", data[0], "--threshold", "0", "--out", str(tmp_path / "found")]
     draw([best, str(digits_folder / "validation"), *arguments])
-    assert "objects are in" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("The model finds objects with scores from 0.05 on") and "objects are in" in printed
     for picture in ("000000.png.png", "000001.png.png"):
         with Image.open(tmp_path / "found" / picture) as image:
             assert image.size == (96, 96)
