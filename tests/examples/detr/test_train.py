@@ -85,12 +85,14 @@ def test_the_command(folder, tmp_path, capsys):
     settings |= {"weight_loss_bbox": 0, "matcher_alpha": 0.25, "num_querys": 5}
     settings["backbone_config"]["depth"] = [1, 1, 1, 1]
     config.write_text(json.dumps(settings))
+    (tmp_path / "processor_config.json").write_text('{"image_processor": {"do_normalize": true}}')
     main([*data(folder), "--config", str(config), *options])
     printed = capsys.readouterr().out
     (without_effect,) = re.findall(f"Settings in {config} without an effect: (.*)", printed)
     assert {"num_querys", "backbone_config.depth"} <= {*without_effect.split(", ")}
     assert {"num_queries", "id2label", "weight_loss_bbox"}.isdisjoint(without_effect.split(", "))
     assert "6 of the 6 validation images are trained on, too.\n" in printed
+    assert f"{tmp_path}/processor_config.json is not used, because training starts from random weights.\n" in printed
     assert "without these settings of config.json: weight_loss_bbox=0\n" in printed
     assert "step 2: AP " in printed and "step 3: AP " in printed and "waited for data" in printed
     result = json.loads((tmp_path / "results.json").read_text())
