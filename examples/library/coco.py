@@ -60,8 +60,18 @@ class Dataset(NamedTuple):
 
     @property
     def files(self) -> set[str]:
-        """The whole paths of all images."""
-        return set(_paths(self.folder, self.annotations.imgs.values()))
+        """The whole paths of all images. Only folders and links are resolved, because that takes long."""
+
+        @cache
+        def resolved(parent):
+            return os.path.realpath(parent), {entry.name for entry in os.scandir(parent) if entry.is_symlink()}
+
+        def whole(path):
+            parent, name = os.path.split(path)
+            folder, links = resolved(parent)
+            return os.path.realpath(path) if name in links else os.path.join(folder, name)
+
+        return {whole(os.path.join(self.folder, one["file_name"])) for one in self.annotations.imgs.values()}
 
     def objects(self, image: int, most: int | None = None) -> list[dict[str, Any]]:
         """The annotations of an image to train on, which have "corners", or the first of them."""
@@ -115,19 +125,6 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     categories = content["categories"]
     ids = [one["id"] for one in categories]
     return Dataset(precision.indexed(content), annotations, folder, [one["name"] for one in categories], ids)
-
-
-def _paths(folder, images):
-    """The whole paths of images. Only folders and links are resolved, because that takes long."""
-
-    @cache
-    def resolved(parent):
-        return os.path.realpath(parent), {entry.name for entry in os.scandir(parent) if entry.is_symlink()}
-
-    for parent, name in (os.path.split(os.path.join(folder, image["file_name"])) for image in images):
-        whole, links = resolved(parent)
-        path = os.path.join(whole, name)
-        yield os.path.realpath(path) if name in links else path
 
 
 def _similar(missing, folder):

@@ -119,8 +119,7 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
         print(f"{background} validation images have no annotations: whatever is found there counts as wrong.")
     if not options.evaluate_only:
         _print_what_is_left_out(dataset, options)
-        files = validation.files if validation else ()
-        if files and (count := len(dataset.files.intersection(files))):
+        if validation and (count := len(dataset.files & (files := validation.files))):
             print(f"{count} of the {len(files)} validation images are trained on, too.")
     return dataset, validation
 

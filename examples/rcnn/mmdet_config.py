@@ -36,6 +36,7 @@ class Use:
 ANY = object()  # for training only, or the arrays of the checkpoint say it too
 NORM = {"type": Only("BN", "SyncBN"), "eps": Only(1e-5), "requires_grad": ANY, "momentum": ANY}
 LINEAR = {"type": Only("Linear")}
+ZERO = Only(0, [0] * 3, {"img": 0}, {"img": [0] * 3}, {"img": 0, "masks": 0, "seg": 255})  # the last is mmdet's default
 
 
 def _coder(stds):
@@ -211,11 +212,7 @@ STEPS: dict[str, Any] = {
         "std": Use("deviation"),
         "to_rgb": Use("bgr", True, is_negated=True),
     },
-    "Pad": {
-        "type": ANY,
-        "size_divisor": Use("divisor"),
-        "pad_val": Only(0, [0] * 3, {"img": 0}, {"img": [0] * 3}, {"img": 0, "masks": 0, "seg": 255}),
-    },
+    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": ZERO},
     "LoadImageFromFile": {
         "color_type": Only("color"),
         "imdecode_backend": Only("cv2"),

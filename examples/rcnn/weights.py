@@ -103,10 +103,9 @@ def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:
     settings = _saved(content, "settings")
     if not isinstance(settings, dict | None):
         raise ValueError(f"its settings must be an object of JSON, got {settings!r}")
-    if settings is not None:
-        return settings
-    text = _config_in(content)
-    return settings_of(text) if text is not None else None
+    if settings is None and (text := _config_in(content)) is not None:
+        return settings_of(text)
+    return settings
 
 
 def _config_in(content):

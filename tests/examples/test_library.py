@@ -21,34 +21,25 @@ from examples.library.objects import draw_box, pictures
 pytestmark = pytest.mark.platforms("cpu")
 
 
-def content():
-    return {
-        "images": [{"id": 1, "file_name": "a.png", "width": 20, "height": 10}],
-        "categories": [{"id": 3, "name": "cat"}],
-        "annotations": [{"id": 7, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}],
-    }
-
-
 @pytest.fixture
 def folder(tmp_path):
     Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
     return tmp_path
 
 
-def written(folder, annotations):
-    text = annotations if isinstance(annotations, str) else json.dumps(annotations)
-    (folder / "annotations.json").write_text(text)
-    return folder / "annotations.json", folder
-
-
-def changed(kind, **values):
-    made = content()
-    made[kind][0] |= values
-    return made
+def data(folder, **image):
+    """An image with an object; image: other fields of it."""
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 20, "height": 10} | image],
+        "categories": [{"id": 3, "name": "cat"}],
+        "annotations": [{"id": 7, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}],
+    }
+    (folder / "annotations.json").write_text(json.dumps(content))
+    return read(folder / "annotations.json", folder)
 
 
 def test_images_that_do_not_fit(folder):
-    dataset = read(*written(folder, changed("images", width=40)))
+    dataset = data(folder, width=40)
     with pytest.raises(ValueError, match="must have the width and height 40 x 10 of its annotations, got 20 x 10"):
         open_image(dataset, 1)
     whole = (folder / "a.png").read_bytes()
@@ -82,9 +73,9 @@ def test_turned_images_and_images_of_16_bits(folder):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     Image.new("RGB", (10, 20)).save(folder / "a.png", exif=exif)
-    assert open_image(read(*written(folder, content())), 1).size == (20, 10)
+    assert open_image(data(folder), 1).size == (20, 10)
     Image.fromarray(np.full((10, 20), 128 * 256 + 5, np.uint16)).save(folder / "a.png")
-    assert_array_equal(np.asarray(open_image(read(*written(folder, content())), 1)), 128)
+    assert_array_equal(np.asarray(open_image(data(folder), 1)), 128)
 
 
 BITS = b"\x02\x01\x03\0\x01\0\0\0"  # how a TIFF file begins to say how many bits a sample has

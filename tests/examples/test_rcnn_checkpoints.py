@@ -200,13 +200,15 @@ def test_files_without_a_config(small, tmp_path, caplog):
         load(path, config=tmp_path / "a.py")
 
 
-def test_settings_go_with_a_model(small, tmp_path, caplog, monkeypatch):
+def test_settings_go_with_a_model(small, text, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(weights.interop, "to_torch", lambda variables: variables)
     np.savez(tmp_path / "a.npz", **small)
     model, _ = load(tmp_path / "a.npz", settings=SETTINGS)
     caplog.clear()
     save(tmp_path / "b.npz", model, small)
     assert load(tmp_path / "b.npz")[0] == model and not caplog.text
+    (tmp_path / "a.py").write_text(text.replace("style='caffe'", "style='pytorch'"))
+    assert load(tmp_path / "b.npz", config=tmp_path / "a.py")[0].config.style == "pytorch"
 
 
 @pytest.mark.parametrize(
