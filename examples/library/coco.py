@@ -139,8 +139,8 @@ def _similar(missing, folder):
     return next((f"; there is {str(path)!r}" for path in found if path), "")
 
 
-def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, np.random.Generator]]:
-    """A function from the number of a training example to its image, and to a generator for its augmentations.
+def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, tuple[int, ...]]]:
+    """A function from the number of a training example to its image, and to the seed of its augmentations.
 
     Each epoch goes through the images that have objects and, if `background`, those without annotations, in an order of
     its own, which follows from the seed.
@@ -153,7 +153,7 @@ def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[
 
     def example(number):
         epoch, place = divmod(number, len(images))
-        return int(images[order(epoch)[place]]), np.random.default_rng((seed, epoch, place))
+        return int(images[order(epoch)[place]]), (seed, epoch, place)
 
     return example
 

@@ -196,8 +196,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = training_parser(PROGRAM, __doc__, start_help, steps=1000, out="out/rcnn")
     add = parser.add_argument
     add("--backbone", type=Path, help="a ResNet of ImageNet that training starts from, such as torchvision's .pth file")
-    size_help = "height and width that training images are made to fit into, multiples of 32; the longer and the "
-    size_help += "shorter one become the scale of the model; by default, the scale of the checkpoint, or 800 1344"
+    size_help = "height and width that training images are made to fit into, multiples of 32, turned as each image; "
+    size_help += "they become the scale of the model; by default, the scale of the checkpoint, or 800 1344"
     add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=size_help)
     scale_help = "fit training images into a random part of the size, from this fraction on (%(default)s)"
     add("--min-scale", type=float, default=1.0, help=scale_help)

@@ -17,7 +17,7 @@ pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
 from examples.library.boxes import Boxes
-from examples.library.coco import read
+from examples.library.coco import open_image, read
 from examples.rcnn import RCNN, Config, digits, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
@@ -131,25 +131,41 @@ def test_the_scores_that_may_be_best(masks, data, validation, tmp_path, monkeypa
         assert "--best must be one of box AP, box AP50, box AP75" in capsys.readouterr().err
 
 
-def test_images_for_evaluation(tmp_path):
-    """They are resized to the scale of the model, as the command that draws does, whether upright or not."""
+@pytest.fixture
+def photos(tmp_path):
+    """Images of noise, the first two of which are not upright, and one object."""
     images = []
-    for number, (width, height) in enumerate([(20, 10), (10, 25), (30, 30), (9, 18)]):
+    for number, (width, height) in enumerate([(20, 10), (30, 30), (10, 25), (9, 18)]):
         Image.effect_noise((width, height), 90).save(tmp_path / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": width, "height": height})
     one = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 1, 5, 5]}
     (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": [one], "categories": NAMES}))
+    return read(tmp_path / "a.json", tmp_path)
+
+
+def test_images_for_evaluation(photos):
+    """They are resized to the scale of the model, as the command that draws does, whether upright or not."""
     config = Config(scale=(70, 40))
-    found = evaluation_batches(read(tmp_path / "a.json", tmp_path), Loading((32, 32), 2, colour=(1, 2, 3)), config)
-    (upright, tall), (wide, flat) = sorted(found, key=lambda batch: batch[0][0] in (1, 3))
-    assert (upright, wide) == ([2, 4], [1, 3]) and tall.shape == (2, 96, 64, 3) and flat.shape == (2, 64, 96, 3)
-    for image, pixels in zip((*upright, *wide), (*tall, *flat), strict=True):
-        with Image.open(tmp_path / images[image - 1]["file_name"]) as photo:
-            photo = np.asarray(photo.convert("RGB"))
+    (wide, flat), (upright, tall) = evaluation_batches(photos, Loading((32, 32), 2, colour=(1, 2, 3)), config)
+    assert (wide, upright) == ([1, 2], [3, 4]) and flat.shape == (2, 64, 96, 3) and tall.shape == (2, 96, 64, 3)
+    for image, pixels in zip((*wide, *upright), (*flat, *tall), strict=True):
+        photo = np.asarray(open_image(photos, image))
         height, width = resized_size(*photo.shape[:2], config.scale)
         assert (max(height, width), min(height, width)) in ((70, 35), (70, 28), (40, 40))
         assert_array_equal(pixels[:height, :width], resize(jnp.asarray(photo)[None], height, width)[0])
         assert (pixels[height:] == (1, 2, 3)).all() and (pixels[:, width:] == (1, 2, 3)).all()
+
+
+@pytest.mark.parametrize("size", [(64, 96), (96, 64)])
+def test_training_images_have_the_scale_of_evaluation(size, photos):
+    """Upright images have batches of their own. A run that goes on has the same batches."""
+    loading = Loading(size, 2, background=True, masks=False, mirrors=False)
+    evaluated = [image for _, batch in evaluation_batches(photos, loading, Config(scale=size)) for image in batch]
+    found, rest = (list(training_batches(photos, loading, range(start, 8))) for start in (0, 5))
+    jax.tree.map(assert_array_equal, found[5:], rest)
+    pixels = [image for batch in found for image in batch.images]
+    for expected in evaluated:
+        assert sum(np.array_equal(image, expected) for image in pixels) == len(pixels) / 4
 
 
 NAMES = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
