@@ -14,6 +14,7 @@ from examples.digits_library import evaluate, scenes
 from examples.digits_library.compare import PICTURED_SCENES
 from examples.digits_library.pictures import clearest_object, draw_scene, strongest_class
 from examples.digits_library.train import Recipe, train
+from examples.library.checkpoints import locked
 
 from .losses import loss
 from .model import Detector, detect
@@ -34,8 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = Detector(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
     recipe = Recipe(options.steps, options.batch_size)
-    checkpoints = options.out.with_suffix("") / "checkpoints"
-    params = jax.device_get(train(model, loss, recipe, 0, checkpoints, resume=options.resume).state.params)
+    folder = options.out.with_suffix("")
+    with locked(folder):
+        finished = train(model, loss, recipe, 0, folder / "checkpoints", resume=options.resume)
+    params = jax.device_get(finished.state.params)
     print("Detecting digits in scenes that the training has not shown: a few seconds")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     found = [jax.device_get(detect(model, params, batch.images)) for batch in truth]

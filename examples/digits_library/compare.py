@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from examples.library.checkpoints import locked
 from examples.library.files import to_json
 
 from . import evaluate, report, scenes
@@ -48,6 +49,11 @@ def run(example: Example, arguments: Sequence[str] | None) -> None:
     """
     options = parse(example.doc, example.variants, example.defaults, arguments)
     devices = connected_devices(options.distributed)
+    with locked(options.out):
+        _run(example, options, devices)
+
+
+def _run(example, options, devices):
     say = print if jax.process_index() == 0 else lambda *_: None
     say(f"jax {jax.__version__} on {len(devices)} x {devices[0].device_kind}")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))

@@ -17,6 +17,7 @@ pytest.importorskip("orbax.checkpoint")
 import examples
 from examples.digits_library import evaluate, scenes
 from examples.library import boxes
+from examples.library.checkpoints import StartError, locked
 
 
 def test_examples_in_docstrings():
@@ -66,6 +67,11 @@ def test_perfect_predictions_have_an_average_precision_of_one():
         assert_allclose(list(evaluate.average_precision([batch], [found]).values()), expected, atol=1e-6)
     with pytest.raises(ValueError, match="objects found in 0 must have finite scores and boxes"):
         evaluate.average_precision([batch], [perfect._replace(boxes=batch.boxes + np.nan)])
+
+
+def test_two_comparisons_do_not_write_to_the_same_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(StartError, match="another run"):
+        importlib.import_module("examples.detector.__main__").main(["--out", str(tmp_path)])
 
 
 @pytest.mark.thorough

@@ -1,6 +1,7 @@
 """What all commands that train do with a run, its scores and its errors, here of a training that takes no time."""
 
 import argparse
+import errno
 import json
 import math
 from functools import partial
@@ -16,6 +17,7 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("matplotlib")
 
 from examples.library import trainer
+from examples.library.checkpoints import locked
 from examples.library.coco import ImageError
 from examples.library.files import replaced
 from examples.library.loop import Start, first_state, fit, update
@@ -163,13 +165,32 @@ def test_a_run_that_overwrites_another(tmp_path):
     """What it does not write itself, such as the best weights without validation data, is not left from the other."""
     command(tmp_path, draw=lambda path, _: path.touch())
     written = ["best", "checkpoints", "curves.png", "detections.png", "log.jsonl", "model", "results.json"]
-    given = ["a.json", "b.json"]
+    given = [".lock", "a.json", "b.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(given + written)
     with pytest.raises(SystemExit, match="error: --checkpoint must be none of what --overwrite deletes, got best"):
         command(tmp_path, "--overwrite", "--checkpoint", "best")
     with pytest.raises(SystemExit, match="must be an image"):
         command(tmp_path, "--overwrite", load=partial(batches, bad=0))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*given, "checkpoints"])
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite", "--no-mirror"])
+def test_two_runs_do_not_write_to_the_same_folder(option, tmp_path):
+    """Whatever the second one is asked for, before it changes anything."""
+    out = tmp_path / "out"
+    with locked(out), pytest.raises(SystemExit, match=rf"error: another run is writing to {out}: end it, or pass anot"):
+        command(out, option)
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    command(out, option)
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    command(tmp_path)
+    assert f"{tmp_path} cannot be locked (Function not implemented). No other run must" in capsys.readouterr().out
 
 
 def test_an_image_that_cannot_be_drawn(tmp_path):
