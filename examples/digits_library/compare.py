@@ -12,6 +12,7 @@ import numpy as np
 
 from examples.library.checkpoints import locked
 from examples.library.files import to_json
+from examples.library.gradients import described_rates
 
 from . import evaluate, report, scenes
 from .pictures import draw_detections
@@ -60,6 +61,7 @@ def _run(example, options, devices):
     pictured = scenes.make_batch("validation", evaluate.VALIDATION_SEED, range(PICTURED_SCENES))
     rates = {"learning_rate": options.learning_rate, "offset_rate": options.offset_rate}
     recipe = Recipe(options.steps, options.batch_size, **rates, checkpoint_every=options.checkpoint_every)
+    say(described_rates(recipe.group_rates))
     models = {variant: example.make(variant) for variant in options.variants}
     results, first_params = [], {}
     for seed, (variant, model) in itertools.product(range(options.seeds), models.items()):

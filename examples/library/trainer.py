@@ -11,6 +11,7 @@ from . import curves
 from .checkpoints import StartError, locked
 from .coco import Dataset, ImageError
 from .files import digest, to_json
+from .gradients import described_rates
 from .loop import Run, evaluations_since_best
 from .precision import NotFiniteError
 
@@ -61,6 +62,7 @@ def run(
         if options.overwrite and options.checkpoint and options.checkpoint.resolve() in [*map(Path.resolve, outputs)]:
             raise StartError(f"--checkpoint must be none of what --overwrite deletes, got {options.checkpoint}")
         with locked(out):
+            print(described_rates(options.recipe.group_rates))
             found = train(
                 out / "checkpoints",
                 settings={

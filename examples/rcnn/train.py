@@ -79,12 +79,17 @@ class Recipe:
     # Of a run that is resumed; its rate then falls at fractions of the new number of steps.
     changeable: ClassVar = ("steps", "warmup", "evaluate_every")
 
+    @property
+    def group_rates(self) -> dict[str, float]:
+        """The peak learning rate of each group of parameters that is trained."""
+        peak = self.learning_rate * self.batch_size / 16
+        return {"others": peak, "offsets": peak * self.offset_rate}
 
-def rate(recipe: Recipe) -> optax.Schedule:
-    """The learning rate of a step: a linear warm-up, then a constant that falls at fractions of the training."""
-    peak = recipe.learning_rate * recipe.batch_size / 16
+
+def rate(recipe: Recipe, group: str = "others") -> optax.Schedule:
+    """The learning rate of a group of parameters: a linear warm-up, then falls at fractions of the training."""
     falls = {round(fraction * recipe.steps): 0.1 for fraction in recipe.decays}
-    constant = optax.piecewise_constant_schedule(peak, falls)
+    constant = optax.piecewise_constant_schedule(recipe.group_rates[group], falls)
     warmup = optax.linear_schedule(0.001, 1, max(recipe.warmup, 1))
     return lambda step: constant(step) * warmup(step)
 
@@ -92,11 +97,9 @@ def rate(recipe: Recipe) -> optax.Schedule:
 def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     """SGD with momentum and weight decay; the stem and the first stage are frozen, as in mmdet, if asked for."""
 
-    def sgd(factor):
-        return optax.chain(
-            optax.add_decayed_weights(recipe.weight_decay),
-            optax.sgd(lambda step: factor * rate(recipe)(step), recipe.momentum),
-        )
+    def sgd(group):
+        decay = optax.add_decayed_weights(recipe.weight_decay)
+        return optax.chain(decay, optax.sgd(rate(recipe, group), recipe.momentum))
 
     def label(path, _):
         names = [entry.key for entry in path]
@@ -104,7 +107,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
             return "frozen"
         return "offsets" if "conv_offset" in names else "others"
 
-    return by_group({"others": sgd(1.0), "offsets": sgd(recipe.offset_rate)}, label, recipe.clip_norm)
+    return by_group({group: sgd(group) for group in recipe.group_rates}, label, recipe.clip_norm)
 
 
 @partial(jax.jit, static_argnames=("model", "recipe"), donate_argnames="state")

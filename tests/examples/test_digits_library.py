@@ -89,7 +89,8 @@ def test_commands_write_tables_json_and_pictures(example, model, words, picture,
     few = ["--steps", "2", "--batch-size", "4", "--validation-images", "4"]
     command.main([*few, "--variants", "plain", "deformable", "--out", str(tmp_path)])
     table = (tmp_path / "results.md").read_text()
-    assert table in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert table in printed and "Peak learning rates: default 0.002, offset 0.0006\n" in printed
     assert all(word in table for word in ("| plain ", "| deformable ", " AP75 ", "ms per step", *words))
     plain, deformable = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert deformable["parameters"] > plain["parameters"]

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ class Recipe:
     evaluate_every: int = 3
 
     changeable = ("steps",)
+    group_rates: ClassVar = {"default": 0.5, "backbone": 1e-5}
 
 
 def run(directory, recipe=Recipe(), *, load=float, change=lambda state, measured: (state, measured), **options):

@@ -1,5 +1,6 @@
 """The trainer and the commands of `examples.rcnn`."""
 
+import dataclasses
 import json
 import re
 from functools import partial
@@ -206,6 +207,7 @@ def test_the_optimiser():
     optimiser = make_optimiser(recipe)
     updates, _ = optimiser.update(params, optimiser.init(params), params)
     assert float(updates["backbone"]["conv1"]["kernel"][0]) == 0
+    assert dataclasses.replace(recipe, batch_size=8).group_rates == {"others": 0.01, "offsets": 0.001}
     first, *later = (float(rate(recipe)(step)) for step in (0, 10, 59, 60, 83))
     assert_allclose(later, [0.02, 0.02, 0.002, 0.0002], rtol=1e-5)
     assert_allclose(updates["neck"]["kernel"], -first, rtol=1e-6)

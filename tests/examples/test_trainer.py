@@ -86,8 +86,9 @@ def command(out, *arguments, load=batches, measure=None, draw=None):
 
 
 @pytest.mark.parametrize(("best", "expected"), [("AP", "2"), ("AP50", "3")])
-def test_the_best_by_any_score(best, expected, tmp_path):
+def test_the_best_by_any_score(best, expected, tmp_path, capsys):
     command(tmp_path, "--best", best)
+    assert capsys.readouterr().out.startswith("Peak learning rates: default 0.5, backbone 1e-05\n")
     assert (tmp_path / "best").read_text() == expected and (tmp_path / "model").read_text() == "4"
     result = strict_json((tmp_path / "results.json").read_text())
     assert [found["AP"] for found in result["scores"].values()] == [None, 0.5, 0.4, 0.3]

@@ -268,6 +268,7 @@ def test_the_optimiser():
         100, learning_rate=1.0, warmup=10, decay_from=0.8, backbone_rate=0.1, slow_rate=0.5, weight_decay=0.1
     )
     assert_allclose([rate(recipe)(step) for step in (0, 9, 79, 80, 99)], [0.1, 0.91, 1, 0.1, 0.1], rtol=1e-5)
+    assert recipe.group_rates == {"default": 1.0, "backbone": 0.1, "slow": 0.5}
     recipe = dataclasses.replace(recipe, warmup=0)
 
     def updates(recipe, gradients):
