@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from examples.library.checkpoints import locked
+from examples.library.command_line import Parser
 from examples.library.files import to_json
 from examples.library.gradients import described_rates
 
@@ -119,13 +120,7 @@ def parse(
     doc: str, variants: Sequence[str], defaults: dict[str, Any], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
     """The options of a comparison; `doc` is the program's docstring: a summary, then examples."""
-    summary, examples = doc.split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog=examples.split(" #")[0].strip(),
-        description=summary,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(doc.split("\n\n")[1].split(" #")[0].strip(), doc)
     add = parser.add_argument
     add("--variants", nargs="+", choices=variants, default=variants, help="what to train (%(default)s)")
     add("--steps", type=_positive, help="training steps of each run (%(default)s)")

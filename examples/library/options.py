@@ -12,6 +12,7 @@ import jax
 
 from . import classes
 from .coco import Dataset, read
+from .command_line import Parser
 from .files import listed
 from .precision import indexed
 
@@ -31,11 +32,9 @@ RANGES = {  # of other numbers, which otherwise must not be negative
 NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []}), Path(), Path(), [], [])
 
 
-def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> argparse.ArgumentParser:
+def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> Parser:
     """The parser of such a command; checkpoint: describes that argument; steps, out: defaults."""
-    parser = argparse.ArgumentParser(
-        prog=program, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(program, doc)
     add = parser.add_argument
     add("annotations", type=Path, help="a JSON file of COCO's format")
     add("images", type=Path, help="the folder of its images")

@@ -18,6 +18,7 @@ import examples
 from examples.digits_library import evaluate, scenes
 from examples.library import boxes
 from examples.library.checkpoints import StartError, locked
+from examples.library.command_line import Parser
 
 
 def test_examples_in_docstrings():
@@ -26,6 +27,31 @@ def test_examples_in_docstrings():
     results = [doctest.testmod(importlib.import_module(name)) for name in modules if not name.endswith("__main__")]
     assert sum(result.attempted for result in results) >= 15
     assert not any(result.failed for result in results)
+
+
+COMMANDS = ["flow", "detector.demo", "detector.__main__", "rfcn.__main__", "rcnn.digits out"]
+COMMANDS += [f"{name} a b" for name in ("rcnn.__main__", "rcnn.train", "detr.__main__", "detr.train")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_written_in_full(command, capsys):
+    name, *positional = command.split()
+    beginning = "--siz" if name == "rcnn.digits" else "--ou"
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"examples.{name}").main([*positional, beginning, "9", "--unknown"])
+    assert f"unrecognized arguments: {beginning} 9 --unknown" in capsys.readouterr().err
+
+
+def test_options_are_given_once(capsys):
+    parser = Parser("train", "Train.")
+    parser.add_argument("--out")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("words", nargs="*")
+    assert parser.parse_args(["--resume", "--", "--resume"]).words == ["--resume"]
+    for arguments in (["--out", "a", "--out=b"], ["--resume", "--resume"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(arguments)
+        assert f"{arguments[0]} must be given once, got it 2 times" in capsys.readouterr().err
 
 
 def test_no_digit_and_no_part_of_a_photograph_is_in_both_splits():

@@ -50,11 +50,11 @@ def step(state, batch):
     return update(state, OPTIMISER, lambda params: jnp.square(params["x"] - batch))
 
 
-def command(out, *arguments, load=batches, measure=None, draw=None):
+def command(out, *arguments, load=batches, measure=None, draw=None, images="images"):
     """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
     parser = training_parser("train", "Train.", "the start", steps=4, out=str(out))
     parser.add_argument("--clip-norm", type=float)
-    options = parser.parse_args(["a.json", "images", "--validation", "b.json", "images", *arguments])
+    options = parser.parse_args(["a.json", "images", "--validation", "b.json", images, *arguments])
     checked(parser, options, {})
     choose_best(parser, options, list(SCORES))
     options.recipe = Recipe(options.steps, evaluate_every=1)
@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_the_same_files(name, setting, tmp_path, capsys):
     with pytest.raises(SystemExit, match=message):
         command(tmp_path, "--resume", "--checkpoint", "start")
     (tmp_path / name).write_text("{}")
-    command(tmp_path, "--resume", "--checkpoint", "start", "--validation", "b.json", "moved")
+    command(tmp_path, "--resume", "--checkpoint", "start", images="moved")
     said = f"validation images was {tmp_path}/images until step 4, and is {tmp_path}/moved from there on.\n"
     assert said in capsys.readouterr().out
 
