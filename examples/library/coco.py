@@ -198,6 +198,9 @@ def opened(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return rgb(image, path)
+    except Image.DecompressionBombError as error:
+        remedy = "Make it smaller, or cut it into several images, with their annotations."
+        raise ImageError(f"{path} has too many pixels: {error} {remedy}") from error
     except Exception as error:  # damaged files cause errors of many kinds
         raise ImageError(f"{path} must be an image: {error}") from error
 

@@ -24,7 +24,7 @@ EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust"}
 RANGES = {  # of other numbers, which otherwise must not be negative
     "decay_from": (0, 1),
     "clip_norm": (1e-9, math.inf),
-    "ema": (0, 1),
+    "ema": (0, 1 - 1e-9),
     "min_scale": (0.1, 1),
     "seed": (0, 2**32 - 1),
 }
@@ -109,11 +109,14 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
     validation = read(*options.validation, masks) if options.validation else None
     if validation and not options.evaluate_only:
         validation = validation.with_classes(dataset.names)
-    advice = masks * ", or pass --boxes-only"
+    used = [data for data in (not options.evaluate_only and dataset, validation) if data]
+    only_crowds = [data.path for data in used if all(one["iscrowd"] for one in data.annotations.anns.values())]
+    if masks and only_crowds:
+        raise ValueError(f"no object in {only_crowds[0]} has a mask, apart from crowds: pass --boxes-only")
     if not (options.evaluate_only or dataset.images_with_objects):
-        raise ValueError(f"{dataset.path} must have objects to train on{advice}")
-    if validation and all(one["iscrowd"] for one in validation.annotations.anns.values()):
-        raise ValueError(f"{validation.path} must have objects other than crowds for the average precision{advice}")
+        raise ValueError(f"{dataset.path} must have objects to train on")
+    if only_crowds:
+        raise ValueError(f"{only_crowds[0]} must have objects other than crowds for the average precision")
     if validation and (background := len(validation.background_images)):
         print(f"{background} validation images have no annotations: whatever is found there counts as wrong.")
     if not options.evaluate_only:

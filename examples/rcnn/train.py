@@ -249,6 +249,8 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
     loaded = read_checkpoint(options, dtype_of(options)) if options.checkpoint else None
     masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
     dataset, validation = read_data(options, masks)
+    if not (masks or options.boxes_only) and any(one["has_mask"] for one in dataset.annotations.anns.values()):
+        print("The annotations have masks, which are not used, because the checkpoint has no mask head.")
     if loaded:
         model, variables = with_names(loaded[0], dataset), loaded[1]
         if options.evaluate_only and not model.config.names:

@@ -415,6 +415,10 @@ def test_data_without_objects(folder):
     options.evaluate_only, options.validation = True, (annotations, folder)
     with pytest.raises(ValueError, match=r"annotations.json must have objects other than crowds for the average"):
         read_data(options)
+    written(folder, content() | {"annotations": [content(segmentation=[])["annotations"][1]]})
+    for options.evaluate_only in (True, False):
+        with pytest.raises(ValueError, match=r"no object in .*annotations.json has a mask, apart from crowds: pass"):
+            read_data(options, masks=True)
 
 
 def test_small_objects_depend_on_how_an_image_is_fitted(folder, capsys):

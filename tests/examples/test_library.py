@@ -38,7 +38,7 @@ def data(folder, **image):
     return read(folder / "annotations.json", folder)
 
 
-def test_images_that_do_not_fit(folder):
+def test_images_that_do_not_fit(folder, monkeypatch):
     dataset = data(folder, width=40)
     with pytest.raises(ValueError, match="must have the width and height 40 x 10 of its annotations, got 20 x 10"):
         open_image(dataset, 1)
@@ -51,6 +51,10 @@ def test_images_that_do_not_fit(folder):
         Image.new(mode, (20, 10)).save(folder / "a.tif")
         with pytest.raises(ImageError, match=r"a.tif must be an image: it must have 8 or 16 bits a channel"):
             opened(folder / "a.tif")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 99)
+    (folder / "a.png").write_bytes(whole)
+    with pytest.raises(ImageError, match=r"a.png has too many pixels: .* Make it smaller, or cut it into several"):
+        open_image(dataset, 1)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "RGBX"])

@@ -108,6 +108,15 @@ def test_more_objects_than_a_model_finds(limit, data, validation, monkeypatch, c
     assert (said in capsys.readouterr().out) == (limit == 4)
 
 
+@pytest.mark.parametrize(("masks", "options"), [(True, []), (False, []), (False, ["--boxes-only"])])
+def test_masks_that_are_not_used(masks, options, data, monkeypatch, capsys):
+    monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (RCNN(Config(classes=10, masks=masks)), {}))
+    monkeypatch.setattr("examples.rcnn.train.adapt", lambda model, variables, *_: (model, variables))
+    parse([*data, "--checkpoint", "a.npz", *options])
+    said = "The annotations have masks, which are not used, because the checkpoint has no mask head.\n"
+    assert (said in capsys.readouterr().out) == (not masks and not options)
+
+
 def test_detections_that_are_not_finite(tmp_path, monkeypatch, capsys):
     found = Detections(np.zeros((1, 2, 4)), np.array([[0.5, np.nan]]), np.zeros((1, 2), int), None)
     monkeypatch.setattr("examples.rcnn.__main__.read_checkpoint", lambda options: (RCNN(), {}))

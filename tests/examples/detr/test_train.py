@@ -112,6 +112,7 @@ def test_the_command(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--ema", "1", "--sizes", "60"], "--ema must be between 0 and 0.999999999, got 1.0"),
         (["--sizes", "60"], "--sizes must be multiples of 32, got [60]"),
         (["--best", "box AP", "--validation", "a", "b"], "--best must be one of AP, AP50, AP75"),
         (["--checkpoint", "nowhere"], "either --checkpoint or --config must be given"),
