@@ -3,7 +3,6 @@
 python -m examples.flow             # writes flow.png
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import optax
 from matplotlib.figure import Figure
 
 import jax_dcn
+from examples.library.command_line import Parser
 
 SIZE = (96, 128)
 
@@ -55,9 +55,7 @@ def find_flow(first: jax.Array, second: jax.Array, steps: int) -> tuple[jax.Arra
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.flow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("python -m examples.flow", __doc__)
     parser.add_argument("--steps", type=int, default=300, help="%(default)s")
     parser.add_argument("--out", type=Path, default=Path("flow.png"), help="the picture (%(default)s)")
     options = parser.parse_args(arguments)

@@ -3,7 +3,6 @@
 python -m examples.detector.demo
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from examples.digits_library import evaluate, scenes
 from examples.digits_library.compare import PICTURED_SCENES
 from examples.digits_library.pictures import clearest_object, draw_scene, strongest_class
 from examples.digits_library.train import Recipe, train
+from examples.library.checkpoints import locked
+from examples.library.command_line import Parser
 
 from .losses import loss
 from .model import Detector, detect
@@ -24,7 +25,7 @@ WIDTHS, BLOCKS = (16, 32, 64, 64), (1, 1, 2)  # fewer than by default, so that i
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    parser = argparse.ArgumentParser(prog="python -m examples.detector.demo", description=__doc__.split("\n")[0])
+    parser = Parser("python -m examples.detector.demo", __doc__)
     parser.add_argument("--steps", type=int, default=1000, help="training steps (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=4, help="scenes in a step (%(default)s)")
     parser.add_argument("--validation-images", type=int, default=160, help="scenes to score (%(default)s)")
@@ -34,8 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = Detector(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
     recipe = Recipe(options.steps, options.batch_size)
-    checkpoints = options.out.with_suffix("") / "checkpoints"
-    params = jax.device_get(train(model, loss, recipe, 0, checkpoints, resume=options.resume).state.params)
+    folder = options.out.with_suffix("")
+    with locked(folder):
+        finished = train(model, loss, recipe, 0, folder / "checkpoints", resume=options.resume)
+    params = jax.device_get(finished.state.params)
     print("Detecting digits in scenes that the training has not shown: a few seconds")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     found = [jax.device_get(detect(model, params, batch.images)) for batch in truth]

@@ -52,8 +52,8 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     example_of = in_turn(dataset, loading.seed, loading.background)
 
     def example(number, size):
-        image, rng = example_of(number)
-        found = load(dataset, image, loading.objects)
+        image, seed = example_of(number)
+        found, rng = load(dataset, image, loading.objects), np.random.default_rng(seed)
         if loading.augmented:
             found = augmented(found, rng, loading.keeps_ratio)
         if loading.mirrors:

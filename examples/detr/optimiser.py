@@ -45,6 +45,12 @@ class Recipe:
 
     changeable: ClassVar = ("steps", "evaluate_every", "warmup")  # of a run that is resumed
 
+    @property
+    def group_rates(self) -> dict[Group, float]:
+        """The peak learning rate of each group of parameters that is trained."""
+        fractions = {"default": 1.0, "backbone": self.backbone_rate, "slow": self.slow_rate}
+        return {kind: self.learning_rate * fraction for kind, fraction in fractions.items()}
+
 
 # What differs, by model_type: D-FINE's from the configs of Peterande/D-FINE (size S), Deformable DETR's from
 # fundamentalvision/Deformable-DETR.
@@ -64,10 +70,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def rate(recipe: Recipe) -> optax.Schedule:
-    """The learning rate of a step."""
+def rate(recipe: Recipe, kind: Group = "default") -> optax.Schedule:
+    """The learning rate of a group of parameters in a step."""
     warmup = optax.linear_schedule(1 / max(recipe.warmup, 1), 1, max(recipe.warmup, 1))
-    falls = optax.piecewise_constant_schedule(recipe.learning_rate, {round(recipe.decay_from * recipe.steps): 0.1})
+    fall = {round(recipe.decay_from * recipe.steps): 0.1}
+    falls = optax.piecewise_constant_schedule(recipe.group_rates[kind], fall)
     return lambda step: warmup(step) * falls(step)
 
 
@@ -83,19 +90,15 @@ def group(recipe: Recipe, path: tuple[Any, ...]) -> tuple[Group, bool]:
 
 def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     """AdamW with one rate for each group, after clipping the norm of all gradients together."""
-    schedule = rate(recipe)
 
-    def adamw(factor, decays):
-        return optax.adamw(lambda step: factor * schedule(step), weight_decay=recipe.weight_decay * decays)
+    def adamw(kind, decays):
+        return optax.adamw(rate(recipe, kind), weight_decay=recipe.weight_decay * decays)
 
     def label(path, _):
         kind, decays = group(recipe, path)
         return "frozen" if kind == "frozen" else f"{kind}, {decays}"
 
-    factors = {"default": 1.0, "backbone": recipe.backbone_rate, "slow": recipe.slow_rate}
-    groups = {
-        f"{kind}, {decays}": adamw(factor, decays) for kind, factor in factors.items() for decays in (True, False)
-    }
+    groups = {f"{kind}, {decays}": adamw(kind, decays) for kind in recipe.group_rates for decays in (True, False)}
     return by_group(groups, label, recipe.clip_norm)
 
 

@@ -152,8 +152,9 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
         found = weights.initialise(config, key, dtype)
         if without_effect := [name for name in config.unused() if name not in UNUSED]:
             print(f"Settings in {options.config} without an effect: {', '.join(without_effect)}")
-        if (processor := options.config.with_name("preprocessor_config.json")).exists():
-            print(f"{processor} is not used without its weights.")
+        processor, settings = weights.processor_settings(options.config.parent)
+        if settings:
+            print(f"{processor} is not used, because training starts from random weights.")
     unused = [
         f"{name}={found.config[name]}" for name, value in UNUSED.items() if found.config.get(name, value) != value
     ]

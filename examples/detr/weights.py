@@ -32,6 +32,7 @@ MODELS = {
 }
 ADAPTER = "adapter_config.json"  # of peft
 UNTRUSTED = "load it in Python and write its arrays with `save_pretrained` of transformers"
+# The first one that is in a folder is read, as by transformers.
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 INIT_SIZE = 64  # sides of the images for which parameters are made
 OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed")  # parameters that depend on the classes
@@ -76,7 +77,7 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     architectures, usual = config.get("architectures"), f"{config['model_type'].replace('_', '')}ForObjectDetection"
     if architectures and usual.lower() not in str(architectures).lower():
         logging.getLogger(__name__).warning("%s has architectures %s; its model_type is used", path, architectures)
-    processor_path, settings = _processor_settings(folder)
+    processor_path, settings = processor_settings(folder)
     if not settings:
         logging.getLogger(__name__).warning("%s has no settings. Assumed are those of the authors.", processor_path)
     with naming(processor_path):
@@ -194,8 +195,8 @@ def criterion(checkpoint: Checkpoint) -> Criterion:
     return RTDetrLosses()
 
 
-def _processor_settings(folder):
-    """The settings of an image processor, and their file, for which transformers 5 has two names."""
+def processor_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file with the settings of an image processor, for which transformers 5 has two names, and the settings."""
     nested, path = folder / "processor_config.json", folder / "preprocessor_config.json"
     found = read_object(nested).get("image_processor") if nested.exists() else None
     if found is None:
@@ -206,12 +207,9 @@ def _processor_settings(folder):
 
 
 def _weights(folder):
-    present = [folder / name for name in FILES if (folder / name).exists()]
-    if not present:
+    path = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if path is None:
         raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
-    path, *others = present
-    if others:
-        logging.getLogger(__name__).warning("%s is read, and not %s", path, ", ".join(one.name for one in others))
     if path.suffix != ".json":
         return _arrays(path)
     files = read_object(path).get("weight_map")

@@ -10,7 +10,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from examples.library.checkpoints import locked
+from examples.library.command_line import Parser
 from examples.library.files import to_json
+from examples.library.gradients import described_rates
 
 from . import evaluate, report, scenes
 from .pictures import draw_detections
@@ -48,12 +51,18 @@ def run(example: Example, arguments: Sequence[str] | None) -> None:
     """
     options = parse(example.doc, example.variants, example.defaults, arguments)
     devices = connected_devices(options.distributed)
+    with locked(options.out):
+        _run(example, options, devices)
+
+
+def _run(example, options, devices):
     say = print if jax.process_index() == 0 else lambda *_: None
     say(f"jax {jax.__version__} on {len(devices)} x {devices[0].device_kind}")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     pictured = scenes.make_batch("validation", evaluate.VALIDATION_SEED, range(PICTURED_SCENES))
     rates = {"learning_rate": options.learning_rate, "offset_rate": options.offset_rate}
     recipe = Recipe(options.steps, options.batch_size, **rates, checkpoint_every=options.checkpoint_every)
+    say(described_rates(recipe.group_rates))
     models = {variant: example.make(variant) for variant in options.variants}
     results, first_params = [], {}
     for seed, (variant, model) in itertools.product(range(options.seeds), models.items()):
@@ -111,13 +120,7 @@ def parse(
     doc: str, variants: Sequence[str], defaults: dict[str, Any], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
     """The options of a comparison; `doc` is the program's docstring: a summary, then examples."""
-    summary, examples = doc.split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog=examples.split(" #")[0].strip(),
-        description=summary,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(doc.split("\n\n")[1].split(" #")[0].strip(), doc)
     add = parser.add_argument
     add("--variants", nargs="+", choices=variants, default=variants, help="what to train (%(default)s)")
     add("--steps", type=_positive, help="training steps of each run (%(default)s)")

@@ -34,6 +34,11 @@ class Recipe:
     clip_norm: float = 5.0
     checkpoint_every: int = 250
 
+    @property
+    def group_rates(self) -> dict[str, float]:
+        """The peak learning rate of each group of parameters, by the labels of `jax_dcn.offset_labels`."""
+        return {"default": self.learning_rate, "offset": self.offset_rate * self.learning_rate}
+
 
 def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     """AdamW with warm-up and cosine decay; offset layers have their own learning rate."""
@@ -43,8 +48,8 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
         rate = optax.warmup_cosine_decay_schedule(0, peak, warmup_steps, max(recipe.steps, warmup_steps + 1))
         return optax.adamw(rate, weight_decay=recipe.weight_decay)
 
-    rates = {"default": adamw(recipe.learning_rate), "offset": adamw(recipe.offset_rate * recipe.learning_rate)}
-    return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(rates, jax_dcn.offset_labels))
+    groups = {group: adamw(peak) for group, peak in recipe.group_rates.items()}
+    return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(groups, jax_dcn.offset_labels))
 
 
 # The state is replicated on all devices of the mesh; the sharding of a batch decides how they share the work.

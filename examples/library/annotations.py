@@ -90,7 +90,8 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
     Ids become 1, 2, ... in the order of the file, because pycocotools takes no texts and no 0. An annotation without an
     area gets that of its box. Each annotation gets "corners": the part of its box inside the image, (x0, y0, x1, y1),
     or None if it is not to be trained on, because it is a crowd, has `ignore`, or has a side below a pixel there, as in
-    mmdet. Each image gets "is_background": whether it has no annotation. Fields that are not used are logged.
+    mmdet. It also gets "has_mask": whether it has a `segmentation`. Each image gets "is_background": whether it has no
+    annotation. Fields that are not used are logged.
 
     masks: whether each annotation must have a `segmentation`. As in Detectron2, malformed polygons are left out, and so
     are objects without any other. All such cases are counted and logged.
@@ -113,17 +114,17 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
                 raise entry.error(field, f"an id of {kind}")
             annotation[field] = ids[kind][annotation[field]]
         image = found["images"][annotation["image_id"] - 1]
-        image["is_background"] = False
+        image["is_background"], annotation["has_mask"] = False, bool(entry.value.get("segmentation"))
         if masks:
             annotation["segmentation"] = _segmentation(entry, annotation["iscrowd"], image, unusual)
             if not annotation["segmentation"]:
                 unusual["objects without a pixel in their mask"] += 1
                 continue
-        of_box = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
+        box_area = max(annotation["bbox"][2], 0) * max(annotation["bbox"][3], 0)
         if annotation["area"] is None:
-            annotation["area"] = of_box
-        elif not (entry.value.get("segmentation") or math.isclose(annotation["area"], of_box, rel_tol=0.1, abs_tol=1)):
-            unusual["boxes, without masks, of another area than their objects"] += 1
+            annotation["area"] = box_area
+        elif not (annotation["has_mask"] or math.isclose(annotation["area"], box_area, rel_tol=0.5)):
+            unusual["objects without a mask whose `area` is not that of their box"] += 1
         annotation["corners"] = _corners(annotation, image, unusual)
         what = annotation["image_id"], annotation["category_id"], *annotation["bbox"]
         unusual["objects that have the box and the class of another"] += what in seen

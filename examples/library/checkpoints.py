@@ -1,8 +1,13 @@
-"""The checkpoints of a training: its newest state, all that its steps measured, and the scores of its evaluations."""
+"""The checkpoints of a training: its newest state, all that its steps measured, and the scores of its evaluations.
 
+Also the lock of the folder that a run writes to.
+"""
+
+import contextlib
+import fcntl
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,26 @@ class StartError(ValueError):
 
 class SaveError(OSError):
     """Why a state cannot be saved, such as a full disk."""
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder, until the process ends in whatever way. Raises StartError if one is there.
+
+    Of several processes that train together, the first one has the lock.
+    """
+    if jax.process_index() > 0:
+        yield
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StartError(f"another run is writing to {out}: end it, or pass another --out") from error
+        except OSError as error:  # of some network file systems
+            print(f"{out} cannot be locked ({error.strerror}). No other run must write to it at the same time.")
+        yield
 
 
 class Checkpoints:

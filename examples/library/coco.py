@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from .annotations import read as read_annotations
 from .files import listed
 
 MIN_IS_WHITE, UNSPECIFIED = 0, 0  # values of PHOTOMETRIC_INTERPRETATION and EXTRASAMPLES
-DARK_IMAGE_IS_NAMED = threading.Event()
+NAMED: dict[str, Path] = {}  # the images that `_name_first` has logged, by what it says of them
 
 
 class ImageError(ValueError):
@@ -61,8 +60,18 @@ class Dataset(NamedTuple):
 
     @property
     def files(self) -> set[str]:
-        """The whole paths of all images."""
-        return set(_paths(self.folder, self.annotations.imgs.values()))
+        """The whole paths of all images. Only folders and links are resolved, because that takes long."""
+
+        @cache
+        def resolved(parent):
+            return os.path.realpath(parent), {entry.name for entry in os.scandir(parent) if entry.is_symlink()}
+
+        def whole(path):
+            parent, name = os.path.split(path)
+            folder, links = resolved(parent)
+            return os.path.realpath(path) if name in links else os.path.join(folder, name)
+
+        return {whole(os.path.join(self.folder, one["file_name"])) for one in self.annotations.imgs.values()}
 
     def objects(self, image: int, most: int | None = None) -> list[dict[str, Any]]:
         """The annotations of an image to train on, which have "corners", or the first of them."""
@@ -118,19 +127,6 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
     return Dataset(precision.indexed(content), annotations, folder, [one["name"] for one in categories], ids)
 
 
-def _paths(folder, images):
-    """The whole paths of images. Only folders and links are resolved, because that takes long."""
-
-    @cache
-    def resolved(parent):
-        return os.path.realpath(parent), {entry.name for entry in os.scandir(parent) if entry.is_symlink()}
-
-    for parent, name in (os.path.split(os.path.join(folder, image["file_name"])) for image in images):
-        whole, links = resolved(parent)
-        path = os.path.join(whole, name)
-        yield os.path.realpath(path) if name in links else path
-
-
 def _similar(missing, folder):
     """A hint, if files have the missing names but for capitals, separators, or the form of letters with accents."""
 
@@ -143,8 +139,8 @@ def _similar(missing, folder):
     return next((f"; there is {str(path)!r}" for path in found if path), "")
 
 
-def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, np.random.Generator]]:
-    """A function from the number of a training example to its image, and to a generator for its augmentations.
+def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, tuple[int, ...]]]:
+    """A function from the number of a training example to its image, and to the seed of its augmentations.
 
     Each epoch goes through the images that have objects and, if `background`, those without annotations, in an order of
     its own, which follows from the seed.
@@ -157,7 +153,7 @@ def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[
 
     def example(number):
         epoch, place = divmod(number, len(images))
-        return int(images[order(epoch)[place]]), np.random.default_rng((seed, epoch, place))
+        return int(images[order(epoch)[place]]), (seed, epoch, place)
 
     return example
 
@@ -202,6 +198,9 @@ def opened(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return rgb(image, path)
+    except Image.DecompressionBombError as error:
+        remedy = "Make it smaller, or cut it into several images, with their annotations."
+        raise ImageError(f"{path} has too many pixels: {error} {remedy}") from error
     except Exception as error:  # damaged files cause errors of many kinds
         raise ImageError(f"{path} must be an image: {error}") from error
 
@@ -209,23 +208,26 @@ def opened(path: Path) -> Image.Image:
 def rgb(image: Image.Image, path: Path) -> Image.Image:
     """An image of 8 to 16 bits a channel in RGB, turned as its EXIF data says; the highest 8 bits are kept.
 
-    Logged is the first image of the process whose highest 4 of 16 bits are not used.
+    Logged is the first image of the process whose highest 4 of 16 bits are not used, and the first with channels of
+    unknown meaning.
     """
     is_deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")  # of 16 bits in PIL
     if image.mode in ("I", "F") and not is_deep:
         raise ValueError(f"it must have 8 or 16 bits a channel, without a sign, got PIL's mode {image.mode}")
     tags = getattr(image, "tag_v2", {})  # of TIFF
     if UNSPECIFIED in tags.get(EXTRASAMPLES, ()):
-        raise ValueError("it must have one or three channels and at most an alpha channel, but has further ones")
+        _name_first(path, "has channels of unknown meaning, which are not used")
     image = ImageOps.exif_transpose(image)
     if is_deep:
         (depth,), values = tags.get(BITSPERSAMPLE, [16]), np.asarray(image)
         if tags.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE:
             values = 2**depth - 1 - values
-        if depth == 16 and not DARK_IMAGE_IS_NAMED.is_set() and values.max() < 2**12:
-            DARK_IMAGE_IS_NAMED.set()
-            logging.getLogger(__name__).warning(
-                "%s has 16 bits a channel, of which the highest 8 are used, but no value above %d", path, values.max()
-            )
+        if depth == 16 and values.max() < 2**12:
+            _name_first(path, "has 16 bits a channel, of which the highest 8 are used, but no value above 4095")
         image = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
     return image.convert("RGB")
+
+
+def _name_first(path, what):
+    if NAMED.setdefault(what, path) is path:
+        logging.getLogger(__name__).warning("%s %s", path, what)

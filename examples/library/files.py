@@ -78,7 +78,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """As `read_json`, but also raises ValueError for JSON that is no object."""
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must be an object of JSON, got {json.dumps(content)[:80]}")
+        raise ValueError(f"{path} must be an object of JSON, got {shortened(content)}")
     return content
 
 

@@ -48,6 +48,15 @@ def gradients(
     return jax.tree.map(lambda leaf: leaf / parts, total), jax.tree.map(jnp.mean, stacked), carry
 
 
+def described_rates(rates: Mapping[str, float]) -> str:
+    """The learning rates of groups of parameters at their peak in words.
+
+    >>> described_rates({"default": 1e-4, "backbone": 2e-9})
+    'Peak learning rates: default 0.0001, backbone 2e-09'
+    """
+    return f"Peak learning rates: {', '.join(f'{name} {rate:.3g}' for name, rate in rates.items())}"
+
+
 def by_group(
     optimisers: Mapping[str, optax.GradientTransformation], label: Callable[[Any, Any], str], clip_norm: float
 ) -> optax.GradientTransformation:

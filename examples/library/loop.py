@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from .checkpoints import Checkpoints, SaveError, Scores, StartError
 from .files import delete, to_json
 
-Batch = TypeVar("Batch")
+Batch, Step = TypeVar("Batch"), TypeVar("Step")
 # What a run that is resumed may have changed; a recipe can name more as its `changeable`.
 CHANGEABLE = ("checkpoint_every",)
 
@@ -217,7 +217,7 @@ def evaluations_since_best(scores: Scores, name: str) -> int:
     return len(found) - 1 - found.index(max(found)) if found else 0
 
 
-def ahead(make: Callable[[int], Batch], steps: range, workers: int = 1) -> Iterator[Batch]:
+def ahead(make: Callable[[Step], Batch], steps: Iterable[Step], workers: int = 1) -> Iterator[Batch]:
     """`make(step)` of all steps; threads prepare the next ones, up to two for each, while the caller uses the last."""
     upcoming = iter(steps)
     with ThreadPoolExecutor(workers) as pool:

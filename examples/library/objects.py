@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from .command_line import Parser
+
 PALETTE = matplotlib.colormaps["tab20"]
 DPI = 100
 FORMATS = Figure().canvas.get_supported_filetypes()
@@ -30,11 +32,9 @@ class Objects(NamedTuple):
     masks: np.ndarray | None = None
 
 
-def make_parser(program: str, doc: str, checkpoint: str) -> argparse.ArgumentParser:
+def make_parser(program: str, doc: str, checkpoint: str) -> Parser:
     """The parser of a command that detects objects in images; `checkpoint` describes that argument."""
-    parser = argparse.ArgumentParser(
-        prog=program, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(program, doc)
     parser.add_argument("checkpoint", type=Path, help=checkpoint)
     parser.add_argument("images", type=Path, nargs="+", help="image files, and folders of them")
     parser.add_argument("--threshold", type=float, default=0.5, help="the lowest score of an object (%(default)s)")

@@ -12,6 +12,7 @@ import jax
 
 from . import classes
 from .coco import Dataset, read
+from .command_line import Parser
 from .files import listed
 from .precision import indexed
 
@@ -23,7 +24,7 @@ EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust"}
 RANGES = {  # of other numbers, which otherwise must not be negative
     "decay_from": (0, 1),
     "clip_norm": (1e-9, math.inf),
-    "ema": (0, 1),
+    "ema": (0, 1 - 1e-9),
     "min_scale": (0.1, 1),
     "seed": (0, 2**32 - 1),
 }
@@ -31,11 +32,9 @@ RANGES = {  # of other numbers, which otherwise must not be negative
 NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []}), Path(), Path(), [], [])
 
 
-def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> argparse.ArgumentParser:
+def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> Parser:
     """The parser of such a command; checkpoint: describes that argument; steps, out: defaults."""
-    parser = argparse.ArgumentParser(
-        prog=program, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(program, doc)
     add = parser.add_argument
     add("annotations", type=Path, help="a JSON file of COCO's format")
     add("images", type=Path, help="the folder of its images")
@@ -110,17 +109,19 @@ def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset
     validation = read(*options.validation, masks) if options.validation else None
     if validation and not options.evaluate_only:
         validation = validation.with_classes(dataset.names)
-    advice = masks * ", or pass --boxes-only"
+    used = [data for data in (not options.evaluate_only and dataset, validation) if data]
+    only_crowds = [data.path for data in used if all(one["iscrowd"] for one in data.annotations.anns.values())]
+    if masks and only_crowds:
+        raise ValueError(f"no object in {only_crowds[0]} has a mask, apart from crowds: pass --boxes-only")
     if not (options.evaluate_only or dataset.images_with_objects):
-        raise ValueError(f"{dataset.path} must have objects to train on{advice}")
-    if validation and all(one["iscrowd"] for one in validation.annotations.anns.values()):
-        raise ValueError(f"{validation.path} must have objects other than crowds for the average precision{advice}")
+        raise ValueError(f"{dataset.path} must have objects to train on")
+    if only_crowds:
+        raise ValueError(f"{only_crowds[0]} must have objects other than crowds for the average precision")
     if validation and (background := len(validation.background_images)):
         print(f"{background} validation images have no annotations: whatever is found there counts as wrong.")
     if not options.evaluate_only:
         _print_what_is_left_out(dataset, options)
-        files = validation.files if validation else ()
-        if files and (count := len(dataset.files.intersection(files))):
+        if validation and (count := len(dataset.files & (files := validation.files))):
             print(f"{count} of the {len(files)} validation images are trained on, too.")
     return dataset, validation
 
@@ -139,9 +140,10 @@ def _print_what_is_left_out(dataset, options):
     kinds = Counter(map(classes.kind, dataset.names))
     if alike := [name for name in dataset.names if kinds[classes.kind(name)] > 1]:
         print(f"Classes of their own, although their names mean the same: {listed(alike)}")
-    sided = [name for name in dataset.names if {"left", "right"} & {*re.findall("[a-z]+", name.lower())}]
+    sides, words = {"left", "right"}, re.compile("[A-Z]?[a-z]+|[A-Z]+")
+    sided = [name for name in dataset.names if sides & {*map(str.lower, words.findall(name))}]
     if sided and not options.no_mirror:
-        print(f"Images are mirrored, and these classes stay what they are (--no-mirror): {listed(sided)}")
+        print(f"Mirrored objects keep these classes, which name a side (--no-mirror mirrors none): {listed(sided)}")
     most = options.objects or max(counts)
     beyond = [count - most for count in counts if count > most]
     if beyond:

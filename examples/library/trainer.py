@@ -8,9 +8,11 @@ from typing import Any
 import jax
 
 from . import curves
+from .checkpoints import StartError, locked
 from .coco import Dataset, ImageError
 from .files import digest, to_json
-from .loop import Run, StartError, evaluations_since_best
+from .gradients import described_rates
+from .loop import Run, evaluations_since_best
 from .precision import NotFiniteError
 
 # What --resume may change: folders, which may have moved, and if it is given, what a run whose losses explode may need.
@@ -59,38 +61,40 @@ def run(
             return
         if options.overwrite and options.checkpoint and options.checkpoint.resolve() in [*map(Path.resolve, outputs)]:
             raise StartError(f"--checkpoint must be none of what --overwrite deletes, got {options.checkpoint}")
-        found = train(
-            out / "checkpoints",
-            settings={
-                "objects": loading.objects,
-                "background": loading.background,
-                "mirrors": loading.mirrors,
-                "dtype": options.dtype,
-                "SHA-256 of the checkpoint": options.checkpoint and digest(options.checkpoint),
-                "SHA-256 of the annotations": digest(options.annotations),
-                "SHA-256 of the validation annotations": options.validation and digest(options.validation[0]),
-                "images": str(options.images.resolve()),
-                "validation images": options.validation and str(options.validation[1].resolve()),
-                "best": options.best,
-                **settings,
-            },
-            changeable=[*FOLDERS, *(name for name in RATES if vars(options).get(name) is not None)],
-            evaluate=evaluate if options.validation else None,
-            best=options.best,
-            patience=options.patience,
-            devices=jax.devices()[: options.devices],
-            log=out / "log.jsonl",
-            outputs=outputs,
-            resume=options.resume,
-            overwrite=options.overwrite,
-        )
-        trained = jax.device_get(kept(found.state))
-        save(model, trained)
-        result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
-        results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
-        curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
-        if draw:
-            draw(picture, trained)
+        with locked(out):
+            print(described_rates(options.recipe.group_rates))
+            found = train(
+                out / "checkpoints",
+                settings={
+                    "objects": loading.objects,
+                    "background": loading.background,
+                    "mirrors": loading.mirrors,
+                    "dtype": options.dtype,
+                    "SHA-256 of the checkpoint": options.checkpoint and digest(options.checkpoint),
+                    "SHA-256 of the annotations": digest(options.annotations),
+                    "SHA-256 of the validation annotations": options.validation and digest(options.validation[0]),
+                    "images": str(options.images.resolve()),
+                    "validation images": options.validation and str(options.validation[1].resolve()),
+                    "best": options.best,
+                    **settings,
+                },
+                changeable=[*FOLDERS, *(name for name in RATES if vars(options).get(name) is not None)],
+                evaluate=evaluate if options.validation else None,
+                best=options.best,
+                patience=options.patience,
+                devices=jax.devices()[: options.devices],
+                log=out / "log.jsonl",
+                outputs=outputs,
+                resume=options.resume,
+                overwrite=options.overwrite,
+            )
+            trained = jax.device_get(kept(found.state))
+            save(model, trained)
+            result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
+            results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
+            curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
+            if draw:
+                draw(picture, trained)
     except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
     if len(found.history) < options.recipe.steps:

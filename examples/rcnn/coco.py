@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, islice
 
 import numpy as np
 from PIL import Image
@@ -24,9 +25,9 @@ from .losses import Batch
 class Loading:
     """How examples are made.
 
-    size: (height, width) of all training images, into which they are fitted. objects: the first of an image that are
-    kept, by default all. background: whether images without annotations are trained on. min_scale: training images are
-    fitted into a random part of the size, from this fraction of both sides to all. mirrors: whether half of the
+    size: the sides into which training images are fitted, turned as each image. objects: the first of an image that
+    are kept, by default all. background: whether images without annotations are trained on. min_scale: training images
+    are fitted into a random part of the size, from this fraction of both sides to all. mirrors: whether half of the
     training images are mirrored. colour: of the padding, in RGB. workers: threads.
     """
 
@@ -58,18 +59,19 @@ def load_image(
 
 def load_example(dataset: Dataset, image: int, loading: Loading, scale: float = 1.0) -> Batch:
     """An image and its objects."""
-    info = dataset.annotations.imgs[image]
-    height, width = fitted_size(info["height"], info["width"], _part(loading.size, scale))
+    info, size = dataset.annotations.imgs[image], _turned(dataset, image, loading.size)
+    part = tuple(max(int(side * scale), 1) for side in size)
+    height, width = fitted_size(info["height"], info["width"], part)
     ratio = np.array([width / info["width"], height / info["height"]] * 2)
     objects = dataset.objects(image, loading.objects)
     boxes = np.array([one["corners"] for one in objects]).reshape(-1, 4) * ratio
-    masks = np.zeros((len(objects), *(loading.size if loading.masks else (0, 0))), np.uint8)
+    masks = np.zeros((len(objects), *(size if loading.masks else (0, 0))), np.uint8)
     if loading.masks:
         for mask, annotation in zip(masks, objects, strict=True):
             whole = dataset.annotations.annToMask(annotation)
             places = (np.arange(new) * old // new for new, old in zip((height, width), whole.shape, strict=True))
             mask[:height, :width] = whole[np.ix_(*places)]  # as in mmdet
-    pixels = load_image(dataset, image, (height, width), loading.size, loading.colour)
+    pixels = load_image(dataset, image, (height, width), size, loading.colour)
     return Batch(pixels, boxes.astype(np.float32), dataset.labels(objects), masks)
 
 
@@ -84,8 +86,10 @@ def padded(example: Batch, count: int) -> Batch:
     )
 
 
-def _part(size, scale):
-    return tuple(max(int(side * scale), 1) for side in size)
+def _turned(dataset, image, size):
+    """(height, width) with these sides, of which the longer one is the height if that of the image is, too."""
+    info = dataset.annotations.imgs[image]
+    return tuple(sorted(size, reverse=info["height"] > info["width"]))
 
 
 def mirrored(example: Batch) -> Batch:
@@ -98,24 +102,32 @@ def mirrored(example: Batch) -> Batch:
 
 
 def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
-    """The training batches of the steps in `steps`, in the order of `in_turn`.
+    """The training batches of the steps in `steps`, which depend only on the seed and the step.
 
-    They depend only on the seed and the step.
+    Examples are in the order of `in_turn`. As in mmdet, those of upright images wait until they fill a batch, and so do
+    the others.
     """
-    example_of = in_turn(dataset, loading.seed, loading.background)
 
-    def example(number):
-        image, rng = example_of(number)
+    def filled():
+        waiting = defaultdict(list)
+        for image, seed in map(in_turn(dataset, loading.seed, loading.background), count()):
+            size = _turned(dataset, image, loading.size)
+            waiting[size].append((image, seed))
+            if len(waiting[size]) == loading.batch_size:
+                yield waiting.pop(size)
+
+    def example(image, seed):
+        rng = np.random.default_rng(seed)
         scale = rng.uniform(loading.min_scale, 1) if loading.min_scale < 1 else 1.0
         found = load_example(dataset, image, loading, scale)
         return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
-    def batch(step):
-        examples = [example(number) for number in range(step * loading.batch_size, (step + 1) * loading.batch_size)]
-        count = loading.objects or padded_count(max(len(one.labels) for one in examples))
-        return Batch(*map(np.stack, zip(*(padded(one, count) for one in examples), strict=True)))
+    def batch(chosen):
+        examples = [example(*one) for one in chosen]
+        most = loading.objects or padded_count(max(len(one.labels) for one in examples))
+        return Batch(*map(np.stack, zip(*(padded(one, most) for one in examples), strict=True)))
 
-    return ahead(batch, steps, loading.workers)
+    return ahead(batch, islice(filled(), steps.start, steps.stop), loading.workers)
 
 
 def evaluation_batches(
@@ -125,8 +137,7 @@ def evaluation_batches(
     sides = padded_sides(config.scale, config.divisor)
     by_size = defaultdict(list)
     for image in dataset.images:
-        info = dataset.annotations.imgs[image]
-        by_size[sides if info["height"] <= info["width"] else sides[::-1]].append(image)
+        by_size[_turned(dataset, image, sides)].append(image)
 
     def load(size, image):
         info = dataset.annotations.imgs[image]

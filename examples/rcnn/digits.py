@@ -3,7 +3,6 @@
 python -m examples.rcnn.digits out/digits --train 400 --validation 80
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from PIL import Image
 
 from examples.digits_library import evaluate, scenes
 from examples.library import precision
+from examples.library.command_line import Parser
 
 from .coco import encoded
 
@@ -20,8 +20,7 @@ SEEDS = {"train": 0, "validation": evaluate.VALIDATION_SEED}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    summary, examples = __doc__.split("\n\n")
-    parser = argparse.ArgumentParser(prog="python -m examples.rcnn.digits", description=summary, epilog=examples)
+    parser = Parser("python -m examples.rcnn.digits", __doc__)
     parser.add_argument("out", type=Path, help="the folder to write to")
     parser.add_argument("--train", type=int, default=400, help="training images (%(default)s)")
     parser.add_argument("--validation", type=int, default=80, help="validation images (%(default)s)")

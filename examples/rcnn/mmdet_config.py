@@ -36,6 +36,7 @@ class Use:
 ANY = object()  # for training only, or the arrays of the checkpoint say it too
 NORM = {"type": Only("BN", "SyncBN"), "eps": Only(1e-5), "requires_grad": ANY, "momentum": ANY}
 LINEAR = {"type": Only("Linear")}
+ZERO = Only(0, [0] * 3, {"img": 0}, {"img": [0] * 3}, {"img": 0, "masks": 0, "seg": 255})  # the last is mmdet's default
 
 
 def _coder(stds):
@@ -211,7 +212,7 @@ STEPS: dict[str, Any] = {
         "std": Use("deviation"),
         "to_rgb": Use("bgr", True, is_negated=True),
     },
-    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": Only(0, {"img": 0}, {"img": [0, 0, 0]})},
+    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": ZERO},
     "LoadImageFromFile": {
         "color_type": Only("color"),
         "imdecode_backend": Only("cv2"),
@@ -257,7 +258,8 @@ def settings_of(text: str) -> dict[str, Any]:
 
 def names_of(text: str) -> Any:
     """The names of the classes of the training data in the text of a config; None if it does not give them."""
-    return next((names for names in _in_datasets(parsed(text), "train", _names) if isinstance(names, list)), None)
+    names = _in_dataset(parsed(text), "train", _names)
+    return names if isinstance(names, list) else None  # mmdet also takes a file of names
 
 
 def _names(dataset):
@@ -310,17 +312,17 @@ def _value(node, variables):
 
 def _steps(config) -> Iterator[dict[str, Any]]:
     """The steps of the pipeline of test images, and those inside of MultiScaleFlipAug."""
-    found = _in_datasets(config, "test", lambda dataset: dataset.get("pipeline"))
-    for step in _dicts(next(filter(None, found), config.get("test_pipeline"))):
+    found = _in_dataset(config, "test", lambda dataset: dataset.get("pipeline"))
+    for step in _dicts(found or config.get("test_pipeline")):
         yield step
         yield from _dicts(step.get("transforms"))
 
 
-def _in_datasets(config, split, find):
-    """What `find` finds in the data set of a split, as by `_first`, where mmdet 3 and mmdet 2 have it."""
+def _in_dataset(config, split, find):
+    """What `find` finds in the data set of a split, as by `_first`, where mmdet 3 or mmdet 2 has it."""
     data = config.get("data")
     used = config.get(f"{split}_dataloader"), data.get(split) if isinstance(data, Mapping) else None
-    return [_first(dataset, find) for dataset in used]
+    return next(filter(None, (_first(dataset, find) for dataset in used)), None)
 
 
 def _first(dataset, find):

@@ -79,12 +79,17 @@ class Recipe:
     # Of a run that is resumed; its rate then falls at fractions of the new number of steps.
     changeable: ClassVar = ("steps", "warmup", "evaluate_every")
 
+    @property
+    def group_rates(self) -> dict[str, float]:
+        """The peak learning rate of each group of parameters that is trained."""
+        peak = self.learning_rate * self.batch_size / 16
+        return {"others": peak, "offsets": peak * self.offset_rate}
 
-def rate(recipe: Recipe) -> optax.Schedule:
-    """The learning rate of a step: a linear warm-up, then a constant that falls at fractions of the training."""
-    peak = recipe.learning_rate * recipe.batch_size / 16
+
+def rate(recipe: Recipe, group: str = "others") -> optax.Schedule:
+    """The learning rate of a group of parameters: a linear warm-up, then falls at fractions of the training."""
     falls = {round(fraction * recipe.steps): 0.1 for fraction in recipe.decays}
-    constant = optax.piecewise_constant_schedule(peak, falls)
+    constant = optax.piecewise_constant_schedule(recipe.group_rates[group], falls)
     warmup = optax.linear_schedule(0.001, 1, max(recipe.warmup, 1))
     return lambda step: constant(step) * warmup(step)
 
@@ -92,11 +97,9 @@ def rate(recipe: Recipe) -> optax.Schedule:
 def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     """SGD with momentum and weight decay; the stem and the first stage are frozen, as in mmdet, if asked for."""
 
-    def sgd(factor):
-        return optax.chain(
-            optax.add_decayed_weights(recipe.weight_decay),
-            optax.sgd(lambda step: factor * rate(recipe)(step), recipe.momentum),
-        )
+    def sgd(group):
+        decay = optax.add_decayed_weights(recipe.weight_decay)
+        return optax.chain(decay, optax.sgd(rate(recipe, group), recipe.momentum))
 
     def label(path, _):
         names = [entry.key for entry in path]
@@ -104,7 +107,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
             return "frozen"
         return "offsets" if "conv_offset" in names else "others"
 
-    return by_group({"others": sgd(1.0), "offsets": sgd(recipe.offset_rate)}, label, recipe.clip_norm)
+    return by_group({group: sgd(group) for group in recipe.group_rates}, label, recipe.clip_norm)
 
 
 @partial(jax.jit, static_argnames=("model", "recipe"), donate_argnames="state")
@@ -196,8 +199,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = training_parser(PROGRAM, __doc__, start_help, steps=1000, out="out/rcnn")
     add = parser.add_argument
     add("--backbone", type=Path, help="a ResNet of ImageNet that training starts from, such as torchvision's .pth file")
-    size_help = "height and width that training images are made to fit into, multiples of 32; the longer and the "
-    size_help += "shorter one become the scale of the model; by default, the scale of the checkpoint, or 800 1344"
+    size_help = "height and width that training images are made to fit into, multiples of 32, turned as each image; "
+    size_help += "they become the scale of the model; by default, the scale of the checkpoint, or 800 1344"
     add("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=size_help)
     scale_help = "fit training images into a random part of the size, from this fraction on (%(default)s)"
     add("--min-scale", type=float, default=1.0, help=scale_help)
@@ -246,6 +249,8 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
     loaded = read_checkpoint(options, dtype_of(options)) if options.checkpoint else None
     masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
     dataset, validation = read_data(options, masks)
+    if not (masks or options.boxes_only) and any(one["has_mask"] for one in dataset.annotations.anns.values()):
+        print("The annotations have masks, which are not used, because the checkpoint has no mask head.")
     if loaded:
         model, variables = with_names(loaded[0], dataset), loaded[1]
         if options.evaluate_only and not model.config.names:
@@ -264,7 +269,7 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
             model, variables = read_backbone(options, model, key)
         else:
             variables = initialise(model, key)
-    if (most := max(dataset.counts)) > (kept := model.config.objects.count):
+    if (most := max((validation or dataset).counts)) > (kept := model.config.objects.count):
         print(f"The model finds at most {kept} objects in an image (--set objects.count=N), and some have {most}.")
     if model.config.masks and not masks:
         model = model.clone(config=replace(model.config, masks=False))

@@ -57,13 +57,14 @@ def load(
     path = Path(path)
     text = read_text(config) if config else None
     content, state = _read(path, weights_only)
+    if config:
+        content = {**content, "settings": None, "meta": {**_mapping(content, "meta"), "cfg": text}}
     with naming(path):
         check_names(state)
         made = config_of(state)
     with naming(config or path):
-        made = replace(made, names=names_in(content, made.classes, text))
-        found = (settings_in(content) if text is None else settings_of(text)) or {}
-        made = with_settings(made, found)
+        found = settings_in(content) or {}
+        made = with_settings(replace(made, names=names_in(content, made.classes)), found)
     model = RCNN(_completed(made, found, settings or {}, made.settings, config or path), dtype)
     with naming(path):
         return model, fill(model, state)
@@ -102,10 +103,9 @@ def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:
     settings = _saved(content, "settings")
     if not isinstance(settings, dict | None):
         raise ValueError(f"its settings must be an object of JSON, got {settings!r}")
-    if settings is not None:
-        return settings
-    text = _config_in(content)
-    return settings_of(text) if text is not None else None
+    if settings is None and (text := _config_in(content)) is not None:
+        return settings_of(text)
+    return settings
 
 
 def _config_in(content):
@@ -114,13 +114,13 @@ def _config_in(content):
     return text if isinstance(text, str) else None
 
 
-def names_in(content: Mapping[str, Any], classes: int, text: str | None = None) -> tuple[str, ...]:
-    """The names of classes in what a file contains, which `save` or mmdet writes, and in mmdet's config, whose text is
-    given or in the file; () if there are none.
+def names_in(content: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """The names of classes in what a file contains: those that `save` or mmdet writes, also in its config; () if there
+    are none.
 
     Raises ValueError if they are not as many texts as there are classes, or differ.
     """
-    meta, text = _mapping(content, "meta"), text or _config_in(content)
+    meta, text = _mapping(content, "meta"), _config_in(content)
     found = [of.get(key) for of in (meta, _mapping(meta, "dataset_meta")) for key in ("classes", "CLASSES")]
     found += [_saved(content, "classes"), names_of(text) if text else None]
     listed = {_checked_names(names, classes) for names in found if names is not None} - {()}

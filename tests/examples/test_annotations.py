@@ -192,7 +192,9 @@ def test_boxes_that_leave_the_image(folder):
         ({"ignore": 1}, "objects with `ignore` (1)"),
         ({"bbox": [2, 2, 0, 3]}, "boxes with a side below a pixel inside their image (1)"),
         ({"attributes": {"rotation": 45.0}}, "boxes whose rotation is ignored (1)"),
-        ({"area": 20, "segmentation": []}, "boxes, without masks, of another area than their objects (1)"),
+        ({"area": 20, "segmentation": []}, "objects without a mask whose `area` is not that of their box (1)"),
+        ({"area": 30, "segmentation": []}, ""),
+        ({"area": 20}, ""),
         ({"bbox": [2, 2, 30, 3]}, "boxes that leave their image by more than a pixel (1)"),
         ({}, ""),
     ],
@@ -375,7 +377,7 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
         one | {"id": 2, "image_id": "b", "iscrowd": 1},
         one | {"id": 3, "image_id": "c", "bbox": [1, 2, 0, 4]},
     ]
-    names = "motorbike", "motorcycle", "Left shoe"
+    names = "motorbike", "motorcycle", "turnLeft", "upright"
     made["categories"] += [{"id": number, "name": name} for number, name in enumerate(names, 4)]
     for name in "cd":
         Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
@@ -394,12 +396,15 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
         "1 validation images have no annotations: whatever is found there counts as wrong.",
         "1 images without annotations are not trained on. --background trains on them, too.",
         "2 images are not trained on, because their objects are not.",
-        "Classes without an object to train on: 'motorbike', 'motorcycle', 'Left shoe'",
+        "Classes without an object to train on: 'motorbike', 'motorcycle', 'turnLeft', 'upright'",
         "Classes of their own, although their names mean the same: 'motorbike', 'motorcycle'",
-        "Images are mirrored, and these classes stay what they are (--no-mirror): 'Left shoe'",
+        "Mirrored objects keep these classes, which name a side (--no-mirror mirrors none): 'turnLeft'",
         "4 of the 4 validation images are trained on, too.",
         "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
     ]
+    options.no_mirror = True
+    read_data(options)
+    assert "Mirrored" not in capsys.readouterr().out
 
 
 def test_data_without_objects(folder):
@@ -410,6 +415,10 @@ def test_data_without_objects(folder):
     options.evaluate_only, options.validation = True, (annotations, folder)
     with pytest.raises(ValueError, match=r"annotations.json must have objects other than crowds for the average"):
         read_data(options)
+    written(folder, content() | {"annotations": [content(segmentation=[])["annotations"][1]]})
+    for options.evaluate_only in (True, False):
+        with pytest.raises(ValueError, match=r"no object in .*annotations.json has a mask, apart from crowds: pass"):
+            read_data(options, masks=True)
 
 
 def test_small_objects_depend_on_how_an_image_is_fitted(folder, capsys):

@@ -16,6 +16,7 @@ from examples.detector.losses import assign, loss
 from examples.detector.model import Detector
 from examples.digits_library import scenes
 from examples.digits_library.backbone import locations
+from examples.library.checkpoints import StartError, locked
 
 TINY = {"classes": 10, "widths": (8, 8, 16, 16), "blocks": (1, 1, 1)}
 
@@ -48,6 +49,8 @@ def test_the_demo(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "WIDTHS", TINY["widths"])
     monkeypatch.setattr(demo, "BLOCKS", TINY["blocks"])
     picture = tmp_path / "new" / "demo.png"
+    with locked(picture.with_suffix("")), pytest.raises(StartError, match="another run"):
+        demo.main(["--out", str(picture)])
     demo.main(["--steps", "1", "--batch-size", "1", "--validation-images", "2", "--out", str(picture)])
     said = capsys.readouterr().out
     assert re.search(r"^AP [\d.]+ %, AP50 [\d.]+ %, AP75 [\d.]+ %$", said, re.MULTILINE)

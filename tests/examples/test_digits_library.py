@@ -17,6 +17,8 @@ pytest.importorskip("orbax.checkpoint")
 import examples
 from examples.digits_library import evaluate, scenes
 from examples.library import boxes
+from examples.library.checkpoints import StartError, locked
+from examples.library.command_line import Parser
 
 
 def test_examples_in_docstrings():
@@ -25,6 +27,31 @@ def test_examples_in_docstrings():
     results = [doctest.testmod(importlib.import_module(name)) for name in modules if not name.endswith("__main__")]
     assert sum(result.attempted for result in results) >= 15
     assert not any(result.failed for result in results)
+
+
+COMMANDS = ["flow", "detector.demo", "detector.__main__", "rfcn.__main__", "rcnn.digits out"]
+COMMANDS += [f"{name} a b" for name in ("rcnn.__main__", "rcnn.train", "detr.__main__", "detr.train")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_written_in_full(command, capsys):
+    name, *positional = command.split()
+    beginning = "--siz" if name == "rcnn.digits" else "--ou"
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"examples.{name}").main([*positional, beginning, "9", "--unknown"])
+    assert f"unrecognized arguments: {beginning} 9 --unknown" in capsys.readouterr().err
+
+
+def test_options_are_given_once(capsys):
+    parser = Parser("train", "Train.")
+    parser.add_argument("--out")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("words", nargs="*")
+    assert parser.parse_args(["--resume", "--", "--resume"]).words == ["--resume"]
+    for arguments in (["--out", "a", "--out=b"], ["--resume", "--resume"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(arguments)
+        assert f"{arguments[0]} must be given once, got it 2 times" in capsys.readouterr().err
 
 
 def test_no_digit_and_no_part_of_a_photograph_is_in_both_splits():
@@ -68,6 +95,11 @@ def test_perfect_predictions_have_an_average_precision_of_one():
         evaluate.average_precision([batch], [perfect._replace(boxes=batch.boxes + np.nan)])
 
 
+def test_two_comparisons_do_not_write_to_the_same_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(StartError, match="another run"):
+        importlib.import_module("examples.detector.__main__").main(["--out", str(tmp_path)])
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("example", "model", "words", "picture"),
@@ -83,7 +115,8 @@ def test_commands_write_tables_json_and_pictures(example, model, words, picture,
     few = ["--steps", "2", "--batch-size", "4", "--validation-images", "4"]
     command.main([*few, "--variants", "plain", "deformable", "--out", str(tmp_path)])
     table = (tmp_path / "results.md").read_text()
-    assert table in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert table in printed and "Peak learning rates: default 0.002, offset 0.0006\n" in printed
     assert all(word in table for word in ("| plain ", "| deformable ", " AP75 ", "ms per step", *words))
     plain, deformable = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert deformable["parameters"] > plain["parameters"]

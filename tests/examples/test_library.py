@@ -14,19 +14,11 @@ pytest.importorskip("pycocotools")
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import DARK_IMAGE_IS_NAMED, ImageError, open_image, opened, read
+from examples.library.coco import NAMED, ImageError, open_image, opened, read
 from examples.library.gradients import gradients
 from examples.library.objects import draw_box, pictures
 
 pytestmark = pytest.mark.platforms("cpu")
-
-
-def content():
-    return {
-        "images": [{"id": 1, "file_name": "a.png", "width": 20, "height": 10}],
-        "categories": [{"id": 3, "name": "cat"}],
-        "annotations": [{"id": 7, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}],
-    }
 
 
 @pytest.fixture
@@ -35,20 +27,19 @@ def folder(tmp_path):
     return tmp_path
 
 
-def written(folder, annotations):
-    text = annotations if isinstance(annotations, str) else json.dumps(annotations)
-    (folder / "annotations.json").write_text(text)
-    return folder / "annotations.json", folder
+def data(folder, **image):
+    """An image with an object; image: other fields of it."""
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 20, "height": 10} | image],
+        "categories": [{"id": 3, "name": "cat"}],
+        "annotations": [{"id": 7, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}],
+    }
+    (folder / "annotations.json").write_text(json.dumps(content))
+    return read(folder / "annotations.json", folder)
 
 
-def changed(kind, **values):
-    made = content()
-    made[kind][0] |= values
-    return made
-
-
-def test_images_that_do_not_fit(folder):
-    dataset = read(*written(folder, changed("images", width=40)))
+def test_images_that_do_not_fit(folder, monkeypatch):
+    dataset = data(folder, width=40)
     with pytest.raises(ValueError, match="must have the width and height 40 x 10 of its annotations, got 20 x 10"):
         open_image(dataset, 1)
     whole = (folder / "a.png").read_bytes()
@@ -60,12 +51,20 @@ def test_images_that_do_not_fit(folder):
         Image.new(mode, (20, 10)).save(folder / "a.tif")
         with pytest.raises(ImageError, match=r"a.tif must be an image: it must have 8 or 16 bits a channel"):
             opened(folder / "a.tif")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 99)
+    (folder / "a.png").write_bytes(whole)
+    with pytest.raises(ImageError, match=r"a.png has too many pixels: .* Make it smaller, or cut it into several"):
+        open_image(dataset, 1)
 
 
-def test_images_with_further_channels(folder):
-    Image.new("RGBX", (20, 10)).save(folder / "a.tif")
-    with pytest.raises(ImageError, match=r"a.tif must be an image: it must have one or three channels and at most"):
-        opened(folder / "a.tif")
+@pytest.mark.parametrize("mode", ["RGBA", "RGBX"])
+def test_channels_that_are_not_used(mode, folder, caplog):
+    Image.new(mode, (20, 10), (1, 2, 3, 4)).save(folder / "a.tif")
+    NAMED.clear()
+    for _ in range(2):
+        assert opened(folder / "a.tif").getpixel((0, 0)) == (1, 2, 3)
+    said = f"{folder}/a.tif has channels of unknown meaning, which are not used"
+    assert caplog.messages == [said] * (mode == "RGBX")
 
 
 def test_names_that_look_like_mathematics(tmp_path):
@@ -78,9 +77,9 @@ def test_turned_images_and_images_of_16_bits(folder):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     Image.new("RGB", (10, 20)).save(folder / "a.png", exif=exif)
-    assert open_image(read(*written(folder, content())), 1).size == (20, 10)
+    assert open_image(data(folder), 1).size == (20, 10)
     Image.fromarray(np.full((10, 20), 128 * 256 + 5, np.uint16)).save(folder / "a.png")
-    assert_array_equal(np.asarray(open_image(read(*written(folder, content())), 1)), 128)
+    assert_array_equal(np.asarray(open_image(data(folder), 1)), 128)
 
 
 BITS = b"\x02\x01\x03\0\x01\0\0\0"  # how a TIFF file begins to say how many bits a sample has
@@ -101,10 +100,10 @@ def test_which_bits_are_used(name, value, tags, change, expected, folder, caplog
     written = (folder / name).read_bytes()
     assert change[0] in written
     (folder / name).write_bytes(written.replace(*change, 1))
-    DARK_IMAGE_IS_NAMED.clear()
+    NAMED.clear()
     for _ in range(2):
         assert_array_equal(np.asarray(opened(folder / name)), expected)
-    said = f"{folder}/a.png has 16 bits a channel, of which the highest 8 are used, but no value above 2184"
+    said = f"{folder}/a.png has 16 bits a channel, of which the highest 8 are used, but no value above 4095"
     assert caplog.messages == [said] * (expected == 0x08)
 
 

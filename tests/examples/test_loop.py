@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import pytest
 
 pytest.importorskip("orbax.checkpoint")
 
+from examples.library.checkpoints import locked
 from examples.library.loop import Start, StartError, ahead, first_state, fit, update
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -31,6 +33,7 @@ class Recipe:
     evaluate_every: int = 3
 
     changeable = ("steps",)
+    group_rates: ClassVar = {"default": 0.5, "backbone": 1e-5}
 
 
 def run(directory, recipe=Recipe(), *, load=float, change=lambda state, measured: (state, measured), **options):
@@ -249,13 +252,19 @@ def test_a_full_disk(limit, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_that_is_ended(number, tmp_path):
-    """SIGKILL may come while a checkpoint is written: each step writes one."""
-    program = f"from tests.examples.test_loop import *; run(Path({str(tmp_path)!r}), Recipe(10**6, checkpoint_every=1))"
+    """SIGKILL may come while a checkpoint is written: each step writes one. No lock is left."""
+    program = f"""
+from tests.examples.test_loop import *
+with locked(Path({str(tmp_path)!r})):
+    run(Path({str(tmp_path)!r}), Recipe(10**6, checkpoint_every=1))
+"""
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True) as process:
         patience = time.monotonic() + 60
         while not any(tmp_path.glob("[3-9]")) and process.poll() is None and time.monotonic() < patience:
             time.sleep(0.01)
+        with pytest.raises(StartError, match="another run is writing"), locked(tmp_path):
+            pass
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     saved = max(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
@@ -265,8 +274,9 @@ def test_a_process_that_is_ended(number, tmp_path):
     else:
         assert process.returncode == -signal.SIGKILL
     recipe = Recipe(saved + 3, checkpoint_every=1)
-    assert run(tmp_path, recipe, resume=True).losses == run(tmp_path / "whole", recipe).losses
-    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole"}
+    with locked(tmp_path):
+        assert run(tmp_path, recipe, resume=True).losses == run(tmp_path / "whole", recipe).losses
+    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole", ".lock"}
 
 
 def test_patience(tmp_path):

@@ -10,7 +10,7 @@ pytest.importorskip("optax")
 from examples.rcnn import Config, load, weights
 from examples.rcnn.anchors import anchors
 from examples.rcnn.config import with_settings
-from examples.rcnn.mmdet_config import names_of, settings_of
+from examples.rcnn.mmdet_config import settings_of
 from examples.rcnn.weights import check_names, renamed, save
 from tests.helpers import mask_rcnn
 
@@ -61,14 +61,15 @@ def test_settings_of_a_config(text):
     "text",
     [
         "train_dataloader = dict(dataset=dict(datasets=[dict(metainfo=dict(classes=('cat', 'dog')))]))",
+        "train_dataloader = dict(dataset=dict(metainfo=dict(CLASSES=('cat', 'dog'))))",
         "names = ['cat', 'dog']; data = dict(train=dict(classes=names))",
     ],
 )
 def test_names_in_configs(text):
-    assert names_of(text) == ["cat", "dog"]
-    assert weights.names_in({}, 2, text) == ("cat", "dog")
+    assert weights.names_in({"meta": {"cfg": text}}, 2) == ("cat", "dog")
     with pytest.raises(ValueError, match="it must name its classes once, got "):
-        weights.names_in({"meta": {"CLASSES": ["dog", "cat"]}}, 2, text)
+        weights.names_in({"meta": {"cfg": text, "CLASSES": ["dog", "cat"]}}, 2)
+    assert weights.names_in({"meta": {"cfg": "data = dict(train=dict(classes='names.txt'))"}}, 2) == ()
 
 
 def test_anchors(golden):
@@ -100,6 +101,7 @@ def test_what_the_model_finds(golden, text, tmp_path):
         ("keep_ratio=True", "keep_ratio=False", "the step Resize.keep_ratio .* must be True, .* got False"),
         ("score_thr=0.02", "score_thr=float('nan')", "objects.score_threshold must be like 0.05"),
         ("pad_size_divisor=64", "pad_size_divisor=1", "divisor must be 32 or 64 or 128, got 1"),
+        ("type='PackDetInputs'", "type='Pad', pad_val=114", "the step Pad.pad_val .* must be 0 or .*, got 114"),
         ("data_preprocessor=dict(", "other=dict(", "must have a data_preprocessor, or a step Normalize"),
         ("model = dict(", "_base_ = 'a.py'\nmodel = dict(", "must be whole"),
         ("model = dict(", "model = dict((", "must be assignments of Python"),
@@ -134,7 +136,8 @@ test_pipeline = [
     dict(type='MultiScaleFlipAug', img_scale=(1000, 600), flip=False, transforms=[
         dict(type='Resize', keep_ratio=True), dict(type='RandomFlip'),
         dict(type='Normalize', mean=[1.0, 2.0, 3.0], std=[1.0, 1.0, 1.0], to_rgb=False),
-        dict(type='Pad', size_divisor=32), dict(type='ImageToTensor', keys=['img']), dict(type='Collect')])]
+        dict(type='Pad', size_divisor=32, pad_val=dict(img=0, masks=0, seg=255)),
+        dict(type='ImageToTensor', keys=['img']), dict(type='Collect')])]
 """
     assert settings_of(text + data) == {
         "style": "caffe",
@@ -197,13 +200,15 @@ def test_files_without_a_config(small, tmp_path, caplog):
         load(path, config=tmp_path / "a.py")
 
 
-def test_settings_go_with_a_model(small, tmp_path, caplog, monkeypatch):
+def test_settings_go_with_a_model(small, text, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(weights.interop, "to_torch", lambda variables: variables)
     np.savez(tmp_path / "a.npz", **small)
     model, _ = load(tmp_path / "a.npz", settings=SETTINGS)
     caplog.clear()
     save(tmp_path / "b.npz", model, small)
     assert load(tmp_path / "b.npz")[0] == model and not caplog.text
+    (tmp_path / "a.py").write_text(text.replace("style='caffe'", "style='pytorch'"))
+    assert load(tmp_path / "b.npz", config=tmp_path / "a.py")[0].config.style == "pytorch"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The trainer and the commands of `examples.rcnn`."""
 
+import dataclasses
 import json
 import re
 from functools import partial
@@ -17,11 +18,12 @@ pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
 from examples.library.boxes import Boxes
-from examples.library.coco import read
+from examples.library.coco import open_image, read
 from examples.rcnn import RCNN, Config, digits, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
 from examples.rcnn.coco import Loading, evaluation_batches, training_batches
+from examples.rcnn.config import ObjectLimits
 from examples.rcnn.detector import Detections
 from examples.rcnn.images import resize, resized_size
 from examples.rcnn.roi_heads import pool
@@ -96,6 +98,25 @@ def test_a_checkpoint_with_other_classes_that_have_no_names(data, validation, tm
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("limit", [4, 5])
+def test_more_objects_than_a_model_finds(limit, data, validation, monkeypatch, capsys):
+    """A validation image has five objects, and the others, which are not used, have at most four."""
+    model = RCNN(Config(classes=10, objects=ObjectLimits(count=limit)))
+    monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (model, {}))
+    parse([*data, *validation, "--checkpoint", "a.npz", "--evaluate-only"])
+    said = "The model finds at most 4 objects in an image (--set objects.count=N), and some have 5.\n"
+    assert (said in capsys.readouterr().out) == (limit == 4)
+
+
+@pytest.mark.parametrize(("masks", "options"), [(True, []), (False, []), (False, ["--boxes-only"])])
+def test_masks_that_are_not_used(masks, options, data, monkeypatch, capsys):
+    monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (RCNN(Config(classes=10, masks=masks)), {}))
+    monkeypatch.setattr("examples.rcnn.train.adapt", lambda model, variables, *_: (model, variables))
+    parse([*data, "--checkpoint", "a.npz", *options])
+    said = "The annotations have masks, which are not used, because the checkpoint has no mask head.\n"
+    assert (said in capsys.readouterr().out) == (not masks and not options)
+
+
 def test_detections_that_are_not_finite(tmp_path, monkeypatch, capsys):
     found = Detections(np.zeros((1, 2, 4)), np.array([[0.5, np.nan]]), np.zeros((1, 2), int), None)
     monkeypatch.setattr("examples.rcnn.__main__.read_checkpoint", lambda options: (RCNN(), {}))
@@ -120,25 +141,41 @@ def test_the_scores_that_may_be_best(masks, data, validation, tmp_path, monkeypa
         assert "--best must be one of box AP, box AP50, box AP75" in capsys.readouterr().err
 
 
-def test_images_for_evaluation(tmp_path):
-    """They are resized to the scale of the model, as the command that draws does, whether upright or not."""
+@pytest.fixture
+def photos(tmp_path):
+    """Images of noise, the first two of which are not upright, and one object."""
     images = []
-    for number, (width, height) in enumerate([(20, 10), (10, 25), (30, 30), (9, 18)]):
+    for number, (width, height) in enumerate([(20, 10), (30, 30), (10, 25), (9, 18)]):
         Image.effect_noise((width, height), 90).save(tmp_path / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": width, "height": height})
     one = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 1, 5, 5]}
     (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": [one], "categories": NAMES}))
+    return read(tmp_path / "a.json", tmp_path)
+
+
+def test_images_for_evaluation(photos):
+    """They are resized to the scale of the model, as the command that draws does, whether upright or not."""
     config = Config(scale=(70, 40))
-    found = evaluation_batches(read(tmp_path / "a.json", tmp_path), Loading((32, 32), 2, colour=(1, 2, 3)), config)
-    (upright, tall), (wide, flat) = sorted(found, key=lambda batch: batch[0][0] in (1, 3))
-    assert (upright, wide) == ([2, 4], [1, 3]) and tall.shape == (2, 96, 64, 3) and flat.shape == (2, 64, 96, 3)
-    for image, pixels in zip((*upright, *wide), (*tall, *flat), strict=True):
-        with Image.open(tmp_path / images[image - 1]["file_name"]) as photo:
-            photo = np.asarray(photo.convert("RGB"))
+    (wide, flat), (upright, tall) = evaluation_batches(photos, Loading((32, 32), 2, colour=(1, 2, 3)), config)
+    assert (wide, upright) == ([1, 2], [3, 4]) and flat.shape == (2, 64, 96, 3) and tall.shape == (2, 96, 64, 3)
+    for image, pixels in zip((*wide, *upright), (*flat, *tall), strict=True):
+        photo = np.asarray(open_image(photos, image))
         height, width = resized_size(*photo.shape[:2], config.scale)
         assert (max(height, width), min(height, width)) in ((70, 35), (70, 28), (40, 40))
         assert_array_equal(pixels[:height, :width], resize(jnp.asarray(photo)[None], height, width)[0])
         assert (pixels[height:] == (1, 2, 3)).all() and (pixels[:, width:] == (1, 2, 3)).all()
+
+
+@pytest.mark.parametrize("size", [(64, 96), (96, 64)])
+def test_training_images_have_the_scale_of_evaluation(size, photos):
+    """Upright images have batches of their own. A run that goes on has the same batches."""
+    loading = Loading(size, 2, background=True, masks=False, mirrors=False)
+    evaluated = [image for _, batch in evaluation_batches(photos, loading, Config(scale=size)) for image in batch]
+    found, rest = (list(training_batches(photos, loading, range(start, 8))) for start in (0, 5))
+    jax.tree.map(assert_array_equal, found[5:], rest)
+    pixels = [image for batch in found for image in batch.images]
+    for expected in evaluated:
+        assert sum(np.array_equal(image, expected) for image in pixels) == len(pixels) / 4
 
 
 NAMES = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
@@ -179,6 +216,7 @@ def test_the_optimiser():
     optimiser = make_optimiser(recipe)
     updates, _ = optimiser.update(params, optimiser.init(params), params)
     assert float(updates["backbone"]["conv1"]["kernel"][0]) == 0
+    assert dataclasses.replace(recipe, batch_size=8).group_rates == {"others": 0.01, "offsets": 0.001}
     first, *later = (float(rate(recipe)(step)) for step in (0, 10, 59, 60, 83))
     assert_allclose(later, [0.02, 0.02, 0.002, 0.0002], rtol=1e-5)
     assert_allclose(updates["neck"]["kernel"], -first, rtol=1e-6)
@@ -301,7 +339,8 @@ def test_the_commands(state, data, validation, digits_folder, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"box AP {100 * scores['box AP']:.1f}, ")
     arguments = ["--names", data[0], "--threshold", "0", "--out", str(tmp_path / "found")]
     draw([best, str(digits_folder / "validation"), *arguments])
-    assert "objects are in" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("The model finds objects with scores from 0.05 on") and "objects are in" in printed
     for picture in ("000000.png.png", "000001.png.png"):
         with Image.open(tmp_path / "found" / picture) as image:
             assert image.size == (96, 96)

@@ -1,6 +1,7 @@
 """What all commands that train do with a run, its scores and its errors, here of a training that takes no time."""
 
 import argparse
+import errno
 import json
 import math
 from functools import partial
@@ -16,6 +17,7 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("matplotlib")
 
 from examples.library import trainer
+from examples.library.checkpoints import locked
 from examples.library.coco import ImageError
 from examples.library.files import replaced
 from examples.library.loop import Start, first_state, fit, update
@@ -48,11 +50,11 @@ def step(state, batch):
     return update(state, OPTIMISER, lambda params: jnp.square(params["x"] - batch))
 
 
-def command(out, *arguments, load=batches, measure=None, draw=None):
+def command(out, *arguments, load=batches, measure=None, draw=None, images="images"):
     """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
     parser = training_parser("train", "Train.", "the start", steps=4, out=str(out))
     parser.add_argument("--clip-norm", type=float)
-    options = parser.parse_args(["a.json", "images", "--validation", "b.json", "images", *arguments])
+    options = parser.parse_args(["a.json", "images", "--validation", "b.json", images, *arguments])
     checked(parser, options, {})
     choose_best(parser, options, list(SCORES))
     options.recipe = Recipe(options.steps, evaluate_every=1)
@@ -84,8 +86,9 @@ def command(out, *arguments, load=batches, measure=None, draw=None):
 
 
 @pytest.mark.parametrize(("best", "expected"), [("AP", "2"), ("AP50", "3")])
-def test_the_best_by_any_score(best, expected, tmp_path):
+def test_the_best_by_any_score(best, expected, tmp_path, capsys):
     command(tmp_path, "--best", best)
+    assert capsys.readouterr().out.startswith("Peak learning rates: default 0.5, backbone 1e-05\n")
     assert (tmp_path / "best").read_text() == expected and (tmp_path / "model").read_text() == "4"
     result = strict_json((tmp_path / "results.json").read_text())
     assert [found["AP"] for found in result["scores"].values()] == [None, 0.5, 0.4, 0.3]
@@ -154,7 +157,7 @@ def test_a_run_goes_on_with_the_same_files(name, setting, tmp_path, capsys):
     with pytest.raises(SystemExit, match=message):
         command(tmp_path, "--resume", "--checkpoint", "start")
     (tmp_path / name).write_text("{}")
-    command(tmp_path, "--resume", "--checkpoint", "start", "--validation", "b.json", "moved")
+    command(tmp_path, "--resume", "--checkpoint", "start", images="moved")
     said = f"validation images was {tmp_path}/images until step 4, and is {tmp_path}/moved from there on.\n"
     assert said in capsys.readouterr().out
 
@@ -163,13 +166,32 @@ def test_a_run_that_overwrites_another(tmp_path):
     """What it does not write itself, such as the best weights without validation data, is not left from the other."""
     command(tmp_path, draw=lambda path, _: path.touch())
     written = ["best", "checkpoints", "curves.png", "detections.png", "log.jsonl", "model", "results.json"]
-    given = ["a.json", "b.json"]
+    given = [".lock", "a.json", "b.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(given + written)
     with pytest.raises(SystemExit, match="error: --checkpoint must be none of what --overwrite deletes, got best"):
         command(tmp_path, "--overwrite", "--checkpoint", "best")
     with pytest.raises(SystemExit, match="must be an image"):
         command(tmp_path, "--overwrite", load=partial(batches, bad=0))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*given, "checkpoints"])
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite", "--no-mirror"])
+def test_two_runs_do_not_write_to_the_same_folder(option, tmp_path):
+    """Whatever the second one is asked for, before it changes anything."""
+    out = tmp_path / "out"
+    with locked(out), pytest.raises(SystemExit, match=rf"error: another run is writing to {out}: end it, or pass anot"):
+        command(out, option)
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    command(out, option)
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    command(tmp_path)
+    assert f"{tmp_path} cannot be locked (Function not implemented). No other run must" in capsys.readouterr().out
 
 
 def test_an_image_that_cannot_be_drawn(tmp_path):

@@ -85,12 +85,14 @@ def test_the_command(folder, tmp_path, capsys):
     settings |= {"weight_loss_bbox": 0, "matcher_alpha": 0.25, "num_querys": 5}
     settings["backbone_config"]["depth"] = [1, 1, 1, 1]
     config.write_text(json.dumps(settings))
+    (tmp_path / "processor_config.json").write_text('{"image_processor": {"do_normalize": true}}')
     main([*data(folder), "--config", str(config), *options])
     printed = capsys.readouterr().out
     (without_effect,) = re.findall(f"Settings in {config} without an effect: (.*)", printed)
     assert {"num_querys", "backbone_config.depth"} <= {*without_effect.split(", ")}
     assert {"num_queries", "id2label", "weight_loss_bbox"}.isdisjoint(without_effect.split(", "))
     assert "6 of the 6 validation images are trained on, too.\n" in printed
+    assert f"{tmp_path}/processor_config.json is not used, because training starts from random weights.\n" in printed
     assert "without these settings of config.json: weight_loss_bbox=0\n" in printed
     assert "step 2: AP " in printed and "step 3: AP " in printed and "waited for data" in printed
     result = json.loads((tmp_path / "results.json").read_text())
@@ -110,6 +112,7 @@ def test_the_command(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--ema", "1", "--sizes", "60"], "--ema must be between 0 and 0.999999999, got 1.0"),
         (["--sizes", "60"], "--sizes must be multiples of 32, got [60]"),
         (["--best", "box AP", "--validation", "a", "b"], "--best must be one of AP, AP50, AP75"),
         (["--checkpoint", "nowhere"], "either --checkpoint or --config must be given"),
@@ -266,6 +269,7 @@ def test_the_optimiser():
         100, learning_rate=1.0, warmup=10, decay_from=0.8, backbone_rate=0.1, slow_rate=0.5, weight_decay=0.1
     )
     assert_allclose([rate(recipe)(step) for step in (0, 9, 79, 80, 99)], [0.1, 0.91, 1, 0.1, 0.1], rtol=1e-5)
+    assert recipe.group_rates == {"default": 1.0, "backbone": 0.1, "slow": 0.5}
     recipe = dataclasses.replace(recipe, warmup=0)
 
     def updates(recipe, gradients):
