@@ -1,7 +1,7 @@
 """For which GPUs, and from which sizes on, a fused CUDA kernel is used.
 
-No row was measured. The model of commit a4229b8 estimated all of them: it counted instructions and bytes, and assumed
-the rest. A measurement replaces a row.
+The row of 9.0 was measured on an H200 for the forwards of a few shapes, and is confirmed for most. The model of commit
+a4229b8 estimated all rows: it counted instructions and bytes, and assumed the rest. A measurement replaces a row.
 """
 
 import math
