@@ -143,7 +143,7 @@ struct CellsOfPixel {
 // Each subwarp computes N channels per lane of a pixel and offset group. It adds to d_x of the accumulator type, and
 // replaces d_x of type T.
 template <typename T, int N, typename Out>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
     XCotangentKernel(Gather call, const int32_t* cell_start, const SortedSample<Accumulator<T>>* samples_by_cell,
                      const int32_t* start, const T* d_columns, Out* d_x) {
   using A = Accumulator<T>;
