@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_dcn._operators.deform_conv.gpus import gpu_of
+from jax_dcn._operators.deform_conv.gpus import UNKNOWN_SMS, gpu_of
 from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.plan import ComputationPlan, Plans, counted
@@ -20,7 +20,6 @@ WEIGHT_TILE_SAMPLES: dict[int, int] = _LIMITS["weight_tile_samples"]  # the most
 _FLOAT32_BYTES = 4
 
 MIN_BLOCKS = 128  # thread blocks of the forward: about the number of SMs of a large GPU
-UNKNOWN_SMS = 128
 MIN_SPLIT_PIXELS = 512  # output pixels of a partial sum of the gradient of weight
 
 

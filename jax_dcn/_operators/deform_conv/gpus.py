@@ -39,6 +39,7 @@ GPUS = {
 }
 # Tiles for a GPU that is not known, as of exported programs, must fit every GPU.
 UNKNOWN_GPU = Gpu(1, -1, "the GPU is not known")
+UNKNOWN_SMS = 128
 
 
 def gpu_of(compute_capability: int | None) -> Gpu:

@@ -19,7 +19,7 @@ from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.custom_calls import Samples, SortedSamples
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
-from jax_dcn._operators.deform_conv.im2col_plan import Im2col
+from jax_dcn._operators.deform_conv.im2col_plan import Im2col, product_splits
 from jax_dcn._primitive.parts import empty, filled, fold, read_part, write_part
 from jax_dcn._primitive.promotion import sum_dtype
 
@@ -28,9 +28,6 @@ from jax_dcn._primitive.promotion import sum_dtype
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
-
-# Of a GPU: the rows and columns of the results of a product that an SM computes at a time, and about how many SMs.
-TILE, SMS = 128, 132
 
 
 def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
@@ -94,7 +91,7 @@ class _CotangentSums:
     def initial(self) -> Cotangents:
         """Arrays that the parts add to, and others that they overwrite.
 
-        That of weight is [groups, Cout/groups, K, Cin/groups], as the products have it.
+        The cotangent of weight is [groups, Cout/groups, K, Cin/groups], as the products have it.
         """
         (x, offset, weight, _, mask), spec, _ = self.convolution
         wide, groups = offset.dtype, spec.feature_group_count
@@ -103,7 +100,8 @@ class _CotangentSums:
             shapes["mask"] = (mask.shape, wide)
         taps = math.prod(weight.shape[:-2])
         shapes["weight"] = ((groups, weight.shape[-1] // groups, taps, weight.shape[-2]), wide)
-        # A kernel that rounds x's writes all of it, unless the output is empty.
+        # Sums that have an array of their own are written to that of x at last, even those of an empty output. A kernel
+        # that rounds the cotangent of x writes all of it, but an empty output may call none.
         overwrites_x = self.choices.x_sums or (self.choices.x_dtype != wide and 0 not in offset.shape[1:-1])
         added_to = ("weight",) if overwrites_x else ("weight", "x")
         return {
@@ -217,7 +215,7 @@ def _overwritten(
     like: jax.Array, shape: Sequence[Any], dtype: DTypeLike, choices: Im2col, fill: float = 0
 ) -> jax.Array:
     """An array whose elements are all written by the parts."""
-    return empty(like, shape, dtype) if choices.on_gpu else filled(like, shape, dtype, fill)
+    return empty(like, shape, dtype) if choices.is_on_gpu else filled(like, shape, dtype, fill)
 
 
 def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
@@ -259,26 +257,15 @@ def _weight_cotangent(d_y: jax.Array, columns: jax.Array, spec: Spec, choices: I
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(d_y.dtype))
     if groups == 1:
         columns = columns.reshape(pixels, taps * channels)
-        if not choices.on_gpu:
+        if not choices.is_on_gpu:
             # The fast products do not take a transposed operand. The barrier makes XLA store the transposed array.
             d_y = lax.optimization_barrier(d_y.reshape(pixels, features).T.reshape(-1)).reshape(features, pixels)
             d_weight = dot("op,pd->od", d_y, columns)
         else:
-            splits = _splits(pixels, features, taps * channels)
+            splits = product_splits(pixels, features, taps * channels, choices.sms)
             d_y, columns = (array.reshape(splits, pixels // splits, array.shape[-1]) for array in (d_y, columns))
             d_weight = dot("spo,spd->sod", d_y, columns).sum(0)
     else:
         columns = columns.reshape(pixels, taps, groups, channels // groups)
         d_weight = dot("pkgc,pgo->gokc", columns, d_y.reshape(pixels, groups, features // groups))
     return d_weight.reshape(groups, features // groups, taps, channels // groups)
-
-
-def _splits(pixels: Any, features: int, columns: int) -> int:
-    """In how many products a GPU computes the gradient of the weight, so that its SMs all have a tile.
-
-    XLA would split a product too, but first copies its operands to a size that it can split.
-    """
-    if not isinstance(pixels, int):
-        return 1
-    tiles = max(-(-features // TILE) * -(-columns // TILE), 1)
-    return next(splits for splits in range(max(SMS // tiles, 1), 0, -1) if pixels % splits == 0)

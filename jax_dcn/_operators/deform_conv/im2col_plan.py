@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
+from jax_dcn._operators.deform_conv.gpus import UNKNOWN_SMS
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
 from jax_dcn._operators.sampling.primitive import sort_words
 from jax_dcn._primitive import extension
@@ -20,11 +21,12 @@ from jax_dcn._types import Shaped
 
 # Workspace budget of a part, per array of columns or of their cotangents. That of a CPU keeps a part in its caches.
 # A GPU needs large products to be fast, and the larger the faster: on an H200, a step of the benchmarks' shape A with
-# 16 images takes 11 % more time with 48 MiB than with 96, and 7 % less with 192, 14 % less with 400.
+# 16 images takes 11 % more time with 48 MiB than with 96, 6 % less with 192, and 10 % less with 400.
 COLUMN_BYTES = {"cpu": 8 * 2**20, "cuda": 96 * 2**20}
 REFERENCE_DIVISOR = 16  # of two budgets: derivatives of the reference hold up to 25 arrays of the size of the columns
 # The most that the samples of a convolution that are sorted at a time on a GPU may take, if they are several images.
 CONVOLUTION_SORT_BYTES = 64 * 2**20
+PRODUCT_TILE = 128  # rows and columns of a product's result that an SM computes at a time
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Im2col:
 
     images: int
     rows: int
-    on_gpu: bool
+    sms: int  # streaming multiprocessors of the GPU; 0 on a CPU
     columns_dtype: Any  # of the cotangent of the columns
     x_dtype: Any = None  # of the cotangent of x
     x_sums: bool = False  # whether its sums have an array of their own: of another dtype, and not rounded by the kernel
@@ -44,6 +46,10 @@ class Im2col:
     sort_row: int = 0
     sort_image: int = 0
 
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.sms > 0
+
     def __str__(self) -> str:
         part = counted(self.images, "image") if self.images > 1 else counted(self.rows, "row")
         return f"{part} at a time"
@@ -53,7 +59,7 @@ def forward(problem: Problem, reason: str) -> ComputationPlan:
     dtype = _columns_cotangent_dtype(problem)
     row_bytes = problem.column_row * max(dtype.itemsize, _column_bytes(problem))
     images, rows = _fitting(problem.offset, row_bytes, COLUMN_BYTES[problem.target.platform])
-    return _planned("forward", reason, Im2col(images, rows, _is_on_gpu(problem), dtype), problem)
+    return _planned("forward", reason, Im2col(images, rows, _sms(problem), dtype), problem)
 
 
 def tangent(active: Collection[str], problem: Problem) -> ComputationPlan:
@@ -63,7 +69,7 @@ def tangent(active: Collection[str], problem: Problem) -> ComputationPlan:
         arrays *= REFERENCE_DIVISOR
     row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
     images, rows = _fitting(problem.offset, row_bytes, budget)
-    choices = Im2col(images, rows, _is_on_gpu(problem), problem.offset.dtype)
+    choices = Im2col(images, rows, _sms(problem), problem.offset.dtype)
     return ComputationPlan("tangent", "im2col", choices=choices)
 
 
@@ -80,7 +86,7 @@ def gradients(requested: Mapping[str, str], all_reduced: Collection[str], proble
     """The plans of gradients that are computed together, by the reasons for this path."""
     x, offset, _, spec, target, _ = problem
     of_volumes = spec.dims == 3  # whose kernel computes the sums of its samples, which are then added up
-    columns_dtype, on_cuda = _columns_cotangent_dtype(problem), _is_on_gpu(problem)
+    columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
     has_sums = "x" in requested and (of_volumes or x_dtype != offset.dtype)
     sorts = "x" in requested and on_cuda
@@ -111,7 +117,7 @@ def gradients(requested: Mapping[str, str], all_reduced: Collection[str], proble
     choices = Im2col(
         images,
         rows,
-        on_cuda,
+        _sms(problem),
         columns_dtype,
         x_dtype,
         has_sums,
@@ -121,6 +127,17 @@ def gradients(requested: Mapping[str, str], all_reduced: Collection[str], proble
         sort_image,
     )
     return {name: _planned(name, reason, choices, problem) for name, reason in requested.items()}
+
+
+def product_splits(pixels: Any, features: int, columns: int, sms: int) -> int:
+    """How many products of equally many pixels compute the gradient of the weight, so that all SMs have a tile.
+
+    XLA would split a product too, but first copies its operands to a size that it can split. Symbolic sizes get one.
+    """
+    if not isinstance(pixels, int):
+        return 1
+    tiles = max(-(-features // PRODUCT_TILE) * -(-columns // PRODUCT_TILE), 1)
+    return next(splits for splits in range(max(sms // tiles, 1), 0, -1) if pixels % splits == 0)
 
 
 def _planned(computation: str, reason: str, choices: Im2col, problem: Problem) -> ComputationPlan:
@@ -215,8 +232,8 @@ def _most_sorted_rows(problem: Problem) -> int | None:
     return max((CONVOLUTION_SORT_BYTES - without) // (_sort_bytes(1, problem) - without), 1)
 
 
-def _is_on_gpu(problem: Problem) -> bool:
-    return problem.target.platform == "cuda"
+def _sms(problem: Problem) -> int:
+    return (problem.target.sms or UNKNOWN_SMS) if problem.target.platform == "cuda" else 0
 
 
 def _at_most(length: int, size: Any) -> int:
