@@ -1,6 +1,6 @@
 """`make gpu-check`, or `python -m benchmarks.gpu_check`: builds for this machine's GPU, and tests and measures there.
 
-Each step is a command with a time limit, in all about 9 minutes. What it printed, its exit status and its time are
+Each step is a command with a time limit, in all less than 10 minutes. What it printed, its exit status and its time are
 written to a page and to a JSON file as soon as it ends. The steps use the Python that runs this, and no network.
 """
 

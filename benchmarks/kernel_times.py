@@ -36,6 +36,7 @@ COMPUTATIONS = {
 }
 HEAD = ("case", "path", "pass", "kernel", "launches", "µs", "µs with waiting", "SM clock")
 XLA_FLAGS = "--xla_gpu_enable_command_buffer="  # in CUDA graphs the profiler sees no kernels
+ONCE_FLAGS = "--xla_gpu_autotune_level=0"  # for the package's kernels alone; a profiler would slow the autotuning
 AT_ONCE = 8  # cases, whose programs are compiled at the same time
 SHARE = 0.05  # of the time of a program, from which on a kernel of XLA's is named
 
@@ -162,7 +163,7 @@ def main(arguments=None):
     parser.add_argument("--once", action="store_true", help="only run the im2col path once, under a profiler like ncu")
     parser.add_argument("--small", action="store_true", help="few cases with few pixels, to try this program")
     args = parser.parse_args(arguments)
-    add_xla_flags(XLA_FLAGS)
+    add_xla_flags(f"{XLA_FLAGS} {ONCE_FLAGS}" if args.once else XLA_FLAGS)
     errors = []
     print(table_head(HEAD))
     cases = args.cases[: 6 if args.small else None]

@@ -178,13 +178,13 @@ __global__ void GatherKernel(HeadTables<Accumulator<T>> tables, int64_t num_tabl
     while (i + 1 < sizes.num_levels && warp_of_table >= shape.first_warp[i + 1]) ++i;
     const Level& level = sizes.levels[i];
     const int log2_lanes = shape.log2_subwarp + shape.log2_subwarps[i];
-    const int64_t first_pixels = (warp_of_table - shape.first_warp[i]) * shape.pixels_of_subwarp[i];
+    const int64_t first_step = (warp_of_table - shape.first_warp[i]) * shape.pixels_of_subwarp[i];
     const int32_t* const starts = row_start + table * (int64_t{tables.rows.count} + 1);
     const SortedSample<A>* const sorted = samples_by_cell + table * samples;
     const int64_t batch = tables.call.by_heads.Quotient(head_of_all);
     const QueryHead first_query = {batch, 0, head_of_all - batch * sizes.heads};
-    for (int32_t number = 0; number < shape.pixels_of_subwarp[i]; ++number) {
-      const int64_t pixel = ((first_pixels + number) * kWarp + lane) >> log2_lanes;
+    for (int32_t step = 0; step < shape.pixels_of_subwarp[i]; ++step) {  // a pixel of each subwarp at a time
+      const int64_t pixel = ((first_step + step) * kWarp + lane) >> log2_lanes;
       const bool is_valid = pixel < int64_t{level.height} * level.width;
       const SamplesOfPixel around(sizes, tables.rows, starts, i, is_valid ? pixel : 0);
       for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {

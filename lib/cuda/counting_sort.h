@@ -44,9 +44,9 @@ constexpr int kPartitionWarps = 12, kSortWarps = 4;
 constexpr int32_t kMaxBins = 1024, kMaxParts = kWarp, kPartEntries = 4096;
 constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
 // Of a bin on average, unless it would have more than 2^kMaxBalancedRowsLog2 rows: few enough to be staged, and six
-// steps of a warp, so that the counts of the rows take less time than the entries. Where entries are few, but not in
-// all rows, as those of an attention's small levels, bins of more rows have too many: on an H200, with 256 rows the
-// sort of an attention's decoder took twice as long.
+// steps of a warp, so that the counts of the rows take less time than the entries. A table with few entries may have
+// many in some rows, as an attention has in its small levels. There, bins of more rows have too many entries: on an
+// H200, the sort of an attention's decoder took twice as long with 256 rows.
 constexpr int32_t kBinEntries = 192;
 constexpr int kMaxBalancedRowsLog2 = 7;
 constexpr int32_t kLastBinRows = 2 * kMaxParts;  // room in row_start for a range of each part: see LastBinRows
