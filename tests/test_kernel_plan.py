@@ -276,6 +276,14 @@ def test_tiles_and_partial_sums_suit_the_gpu(capability, tile_features, fuses_wh
     assert splits > 1 and found["weight"].workspace_bytes == splits * 9 * 256 * 256 * 4
 
 
+def test_products_of_the_gradient_of_the_weight_divide_its_pixels():
+    """As many as give each SM a tile of 128 x 128 results, or the next smaller divisor."""
+    splits = functools.partial(im2col_plan.product_splits, features=128, columns=9 * 128, sms=132)
+    assert [splits(pixels) for pixels in (0, 1, 13, 2 * 100 * 168, 11 * 13)] == [14, 1, 13, 14, 13]
+    (batch,) = export.symbolic_shape("batch")
+    assert splits(batch) == splits(28, features=4096) == 1
+
+
 def test_costs():
     """The operations of the product and of interpolation, and the bytes of operands and results."""
     operands = convolution(groups=2, all=1)
