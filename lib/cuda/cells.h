@@ -64,13 +64,14 @@ __device__ void AddSamples(const SortedSample<A>* samples, const CellPair& cells
                            int32_t turns, const SampleRange& range, const CotangentRows<T>& rows, A (&sum)[N]) {
   constexpr int kAtOnce = 3;  // samples whose rows are loaded at the same time; past the end, the last one's again
   if (kHasOtherSamples && range.count == 0) return;
+  const uint32_t middle = cells.middle, end = cells.end;  // unsigned: an index after the end may exceed INT32_MAX
 #pragma unroll 1
-  for (int32_t first = cells.begin + turn; first < cells.end; first += kAtOnce * turns) {
+  for (uint32_t first = uint32_t(cells.begin) + turn; first < end; first += kAtOnce * turns) {
     SortedSample<A> at_once[kAtOnce];
     uint32_t numbers[kAtOnce];
     Vector<T, N> loaded[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) at_once[k] = samples[min(first + k * turns, cells.end - 1)];
+    for (int k = 0; k < kAtOnce; ++k) at_once[k] = samples[min(first + k * turns, end - 1)];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       numbers[k] = uint32_t(at_once[k].id) - (kHasOtherSamples ? range.first : 0);
@@ -78,9 +79,9 @@ __device__ void AddSamples(const SortedSample<A>* samples, const CellPair& cells
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int32_t i = first + k * turns;
-      const bool is_added = i < cells.end && (!kHasOtherSamples || numbers[k] < range.count);
-      const A weight = at_once[k].corner_weight(is_bottom, i < cells.middle);
+      const uint32_t i = first + k * turns;
+      const bool is_added = i < end && (!kHasOtherSamples || numbers[k] < range.count);
+      const A weight = at_once[k].corner_weight(is_bottom, i < middle);
       const Vector<A, N> row = Widened(loaded[k]);
       for (int v = 0; v < N; ++v) sum[v] = is_added ? sum[v] + weight * row.value[v] : sum[v];
     }

@@ -88,9 +88,9 @@ MUTATIONS = {
     "part that is left out": Mutation(
         "cuda/counting_sort.h", "parts = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES, kernel=X),
     "record past the end of a pair of cells": Mutation(
-        "cuda/cells.h", "samples[{~~min(first + k * turns, cells.end - 1)~>first + k * turns~~}]", FAULT, kernel=X),
+        "cuda/cells.h", "samples[{~~min(first + k * turns, end - 1)~>first + k * turns~~}]", FAULT, kernel=X),
     "last sample of a pair of cells added again": Mutation(
-        "cuda/cells.h", "is_added = {~~i < cells.end~>true~~} &&", VALUES, kernel=X),
+        "cuda/cells.h", "is_added = {~~i < end~>true~~} &&", VALUES, kernel=X),
     "cells at the ends of a circular row as neighbours": Mutation(
         "deform_conv/cuda_x.cu", "has_two_sides(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
@@ -200,7 +200,7 @@ MUTATIONS = {
     "corners by the far flag of the other axis": Mutation(
         "aggregation/cuda.cu", "flags & {~~kIsFarRight~>kIsFarDown~~} ? 0", "out of bounds"),
     "left pixels with the weights of the right ones": Mutation(
-        "cuda/cells.h", "i {~~<~>>~~} cells.middle", VALUES, kernel="aggregation/cuda_value"),
+        "cuda/cells.h", "i {~~<~>>~~} middle", VALUES, kernel="aggregation/cuda_value"),
     "row and column of an argmax swapped": Mutation(
         "roi_pool/cuda.cu", "i = {~~rows[index + v], j = columns~>columns[index + v], j = rows~~}[index + v]", VALUES),
     "a maximum of other weights": Mutation(
