@@ -37,7 +37,7 @@ COMPUTATIONS = {
 HEAD = ("case", "path", "pass", "kernel", "launches", "µs", "µs with waiting", "SM clock")
 XLA_FLAGS = "--xla_gpu_enable_command_buffer="  # in CUDA graphs the profiler sees no kernels
 ONCE_FLAGS = "--xla_gpu_autotune_level=0"  # for the package's kernels alone; a profiler would slow the autotuning
-AT_ONCE = 8  # cases, whose programs are compiled at the same time
+AT_ONCE = 4  # cases, whose programs are compiled at the same time
 SHARE = 0.05  # of the time of a program, from which on a kernel of XLA's is named
 
 

@@ -1,7 +1,7 @@
 """For which GPUs, and from which sizes on, a fused CUDA kernel is used.
 
-The row of 9.0 was measured on an H200 for the forwards of a few shapes, and is confirmed for most. The model of commit
-a4229b8 estimated all rows: it counted instructions and bytes, and assumed the rest. A measurement replaces a row.
+The model of commit a4229b8 estimated all rows: it counted instructions and bytes, and assumed the rest. Of the row of
+9.0, an H200 has confirmed the forwards of two of the three shapes that were measured. A measurement replaces a row.
 """
 
 import math
