@@ -103,6 +103,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         checkpoint = start(options, dataset)
         if options.evaluate_only:
             validation = validation.with_classes(checkpoint.labels)
+            if len(options.sizes) > 1 and not takes_sizes_of_checkpoint:
+                print(f"Images are evaluated at {options.sizes[-1]} pixels, the last of --sizes.")
         else:
             check_counts(dataset, options.objects, checkpoint.model.config.num_queries)
             print_small_objects(dataset, min(options.sizes), checkpoint.model_type == "deformable_detr")

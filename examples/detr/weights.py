@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from examples.library import classes
 from examples.library.files import check_finite, listed, naming, read_object, replaced, rewording, without_wrappers
+from examples.library.normalisation import check_unit
 from jax_dcn import interop
 
 from . import names
@@ -82,6 +83,8 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
         logging.getLogger(__name__).warning("%s has no settings. Assumed are those of the authors.", processor_path)
     with naming(processor_path):
         processor = Preprocessor.from_json(config["model_type"], settings)
+    factor, mean, _ = processor.normalisation
+    check_unit(processor_path, "image_mean", mean, 255 * factor)
     state = without_wrappers(_weights(folder))
     check_finite(state, folder)
     config = names.with_constants(config, state)

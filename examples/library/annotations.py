@@ -258,6 +258,8 @@ def _with_pixels(mask, image, entry, unusual):
     mask_x, mask_y, mask_width, mask_height = rle.toBbox(encoded)
     outside = max(x - mask_x, y - mask_y, mask_x + mask_width - x - width, mask_y + mask_height - y - height)
     unusual["masks that leave their box by more than a pixel"] += outside > MIN_SIDE
+    is_small = outside <= MIN_SIDE and 2 * mask_width < width and 2 * mask_height < height
+    unusual["masks of less than half the width and height of their box"] += is_small
     return mask
 
 

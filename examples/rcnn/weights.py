@@ -15,6 +15,7 @@ from flax.typing import Dtype
 
 from examples.library import classes
 from examples.library.files import check_finite, listed, naming, read_text, replaced, without_wrappers
+from examples.library.normalisation import check_unit
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -82,6 +83,7 @@ def _read(path, weights_only):
 def _completed(config, found, given, needed, path):
     """A config with the settings that are given. Logs those of `needed` that are neither given nor found in a file."""
     config = with_settings(config, given)
+    check_unit(path, "mean", config.mean, 255)
     assumed = [f"{name}={json.dumps(config.settings[name])}" for name in needed if name not in {*found, *given}]
     if assumed:
         lacking = "lacks settings in its" if found else "has no"

@@ -278,6 +278,10 @@ def test_masks_that_leave_their_box(kind, folder, caplog):
         read(*written(folder, content(bbox=box, segmentation=masks[kind])), masks=True)
         said = f"{folder / 'annotations.json'} has masks that leave their box by more than a pixel (1). "
         assert [message.startswith(said) for message in caplog.messages] == [True] * leaves
+    for box, is_small in {(2, 2, 12, 12): False, (2, 2, 12.1, 12.1): True, (2, 2, 13, 6): False}.items():
+        caplog.clear()
+        read(*written(folder, content(bbox=box, segmentation=masks[kind])), masks=True)
+        assert ("masks of less than half the width and height of their box (1)" in caplog.text) is is_small
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,9 @@ def test_files_without_a_config(small, tmp_path, caplog):
     model, _ = load(path, settings={"style": "caffe", "anchor_ratios": [1, 2, 3, 4]})
     assert (model.config.style, model.config.anchor_ratios) == ("caffe", (1, 2, 3, 4))
     assert "a.npz has no config of mmdet. Assumed: mean=[123.675, 116.28, 103.53], " in caplog.text
-    assert "style=" not in caplog.text and "anchor_ratios=" not in caplog.text
+    assert "style=" not in caplog.text and "anchor_ratios=" not in caplog.text and "unit" not in caplog.text
+    load(path, settings={"mean": [0.485, 0.456, 0.406], "anchor_ratios": [1, 2, 3, 4]})
+    assert f"{path}: mean is [0.485, 0.456, 0.406], but images are from 0 to 255 before it is subtracted" in caplog.text
     with pytest.raises(ValueError, match=r"a.npz does not fit: anchor_scales and .* must make 4 anchors per .* got 3"):
         load(path)
     (tmp_path / "a.py").write_text("model = {}\nmodel['roi_head'] = {}")

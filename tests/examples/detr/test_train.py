@@ -195,6 +195,7 @@ def test_images_are_those_of_the_processor_that_is_written(name, folder, tmp_pat
     [
         ("rt_detr_v2", {"size": [96, 64], "resample": 3}, [], (96, 64), ""),
         ("rt_detr_v2", {"size": [96, 64], "resample": 3}, ["--sizes", "32"], (32, 32), ""),
+        ("rt_detr_v2", {"size": [96, 64]}, ["--sizes", "64", "32"], (32, 32), "at 32 pixels, the last of --sizes"),
         ("rt_detr_v2", {"size": [90, 60]}, [], (640, 640), "up to 90 x 60 pixels, which the model cannot take"),
         ("rt_detr_v2", {"do_resize": False}, [], (640, 640), "Their size is 640 x 640 pixels instead"),
         ("deformable_detr", {"size": [90, 60]}, [], (90, 60), ""),

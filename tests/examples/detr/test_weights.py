@@ -101,6 +101,23 @@ def test_weights_of_parallel_and_compiled_models(prefix, tmp_path):
         weights.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "settings, white",
+    [
+        ({"image_mean": [0.5] * 3}, None),
+        ({"image_mean": [124.0] * 3}, 1),
+        ({"image_mean": 0.5, "do_rescale": False}, 255),
+    ],
+)
+def test_means_of_another_unit(settings, white, tmp_path, caplog):
+    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"do_normalize": True}))
+    with pytest.raises(FileNotFoundError, match=r"must have model.safetensors"):
+        weights.load(tmp_path)
+    said = [f"images are from 0 to {white} before" in message for message in caplog.messages if "image_mean" in message]
+    assert said == [True] * (white is not None)
+
+
 def test_folders_of_other_tools(tmp_path, caplog):
     config = json.loads((FOLDERS[2] / "config.json").read_text()) | {"architectures": ["RTDetrForObjectDetection"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
