@@ -323,8 +323,13 @@ struct TileShares {
   template <int N>
   __device__ void Compute(const PoolSizes& sizes, const Rois& rois, const AddMean& add, const PoolTile<A, N>& tile,
                           int64_t bin) {
-    ComputeAlong<0>(sizes, rois, add, bin, tile.first_y, rows[threadIdx.x]);
-    ComputeAlong<1>(sizes, rois, add, bin, tile.first_x, columns[threadIdx.x]);
+    const int64_t roi_index = bin / sizes.bins(), row = bin % sizes.bins() / sizes.output[1],
+                  column = bin % sizes.output[1], offset_index = OffsetIndex(sizes, roi_index, row, column, 0);
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    const A shift_y = add.template Shift<A>(sizes, 0, offset_index);
+    const A shift_x = add.template Shift<A>(sizes, 1, offset_index);
+    ComputeAlong<0>(sizes, roi, row, shift_y, tile.first_y, rows[threadIdx.x]);
+    ComputeAlong<1>(sizes, roi, column, shift_x, tile.first_x, columns[threadIdx.x]);
   }
 
   // Adds to a thread's pixels the cotangents of the bins whose shares were computed.
@@ -346,15 +351,12 @@ struct TileShares {
   }
 
  private:
+  // `bin` is the row (axis 0) or the column (axis 1) of bins.
   template <int axis, int kSize>
-  __device__ void ComputeAlong(const PoolSizes& sizes, const Rois& rois, const AddMean& add, int64_t bin, int64_t first,
-                               A (&shares)[kSize]) {
-    const int64_t roi_index = bin / sizes.bins();
-    const int32_t row = int32_t(bin % sizes.bins() / sizes.output[1]), column = int32_t(bin % sizes.output[1]);
+  __device__ static void ComputeAlong(const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift, int64_t first,
+                                      A (&shares)[kSize]) {
     for (int k = 0; k < kSize; ++k) shares[k] = A(0);
-    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-    const A shift = add.template Shift<A>(sizes, axis, OffsetIndex(sizes, roi_index, row, column, 0));
-    const A points = ForEachPixel(sizes, roi, axis, axis ? column : row, shift, [&](int32_t pixel, A weight, A) {
+    const A points = ForEachPixel(sizes, roi, axis, bin, shift, [&](int32_t pixel, A weight, A) {
       if (pixel >= first && pixel < first + kSize) shares[pixel - first] = weight;
     });
     for (int k = 0; k < kSize && points != A(0); ++k) shares[k] /= points;
