@@ -47,7 +47,9 @@ $PYTHON -c "import jax; assert jax.default_backend() == 'gpu', jax.devices()"
 COMPILE_LAUNCHES = f"""
 nvcc -std=c++17 -arch=sm_$ARCHITECTURE -Ilib -Ilib/cuda -x cu -c tests/kernels/launches.cc -o {LAUNCHES}.o
 nvcc {LAUNCHES}.o {BUILD}/CMakeFiles/_cuda.dir/lib/*/*.cu.o -o {LAUNCHES}
-{LAUNCHES}
+{LAUNCHES} {LAUNCHES}.first
+{LAUNCHES} {LAUNCHES}.second
+cmp {LAUNCHES}.first {LAUNCHES}.second
 """
 # Values, gradients and determinism of each operator, the most important first: what is not reached is cut off. One test
 # runs after the other, in order: other ways to distribute them give each process a part of the list. pytest-benchmark
@@ -85,16 +87,16 @@ PROFILE = (
 SANITIZE = "compute-sanitizer --error-exitcode 1 --tool"
 STEPS = {
     "facts": Step(10, FACTS),
-    "build": Step(150, INSTALL),
+    "build": Step(120, INSTALL),
     "smoke": Step(45, "$PYTHON -m benchmarks.smoke"),
-    "kernels": Step(110, "$PYTHON -m benchmarks.kernel_times"),
+    "kernels": Step(90, "$PYTHON -m benchmarks.kernel_times"),
     "ratios": Step(90, "$PYTHON -m benchmarks.gpu_ratios"),
     "profile-A": Step(25, f"{PROFILE} A:16"),
     "profile-C": Step(25, f"{PROFILE} C:16"),
     "tests": Step(70, RUN_TESTS),
     "launches": Step(30, COMPILE_LAUNCHES),
     "memcheck": Step(10, f"{SANITIZE} memcheck {LAUNCHES}"),
-    "racecheck": Step(10, f"{SANITIZE} racecheck {LAUNCHES}"),
+    "racecheck": Step(45, f"{SANITIZE} racecheck {LAUNCHES}"),
     "synccheck": Step(10, f"{SANITIZE} synccheck {LAUNCHES}"),
     # It takes memory that was filled in advance to be written.
     "initcheck": Step(10, f"{SANITIZE} initcheck {LAUNCHES} --leave-unwritten"),

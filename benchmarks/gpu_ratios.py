@@ -31,6 +31,8 @@ CASES = (
     ("B16", "bfloat16", (XLA, "torchvision")),
     ("C16", "bfloat16", (XLA, "torchvision")),
     ("M2", "float32", ("PyTorch",)),
+    ("M1", "float32", ("PyTorch",)),
+    ("M1", "bfloat16", ()),
     ("M3", "float16", ()),
     ("A", "bfloat16", (XLA, "torchvision", "reference")),
 )
@@ -92,12 +94,15 @@ def cells(milliseconds, ours):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_ratios", description=__doc__)
     parser.add_argument("--small", action="store_true", help="few cases with few pixels, to try this program")
+    names = list(dict.fromkeys(name for name, *_ in CASES))
+    parser.add_argument("--cases", nargs="+", choices=names, default=names)
     args = parser.parse_args(arguments)
     add_xla_flags(XLA_FLAGS)
-    shapes = {name: BOXES if name == "nms" else operator_of(name).shapes[name] for name, *_ in CASES}
+    cases = [case for case in CASES if case[0] in args.cases]
+    shapes = {name: BOXES if name == "nms" else operator_of(name).shapes[name] for name, *_ in cases}
     print(f"{list_named(shapes)}\n\n{PUBLISHED}\n\n{table_head(HEAD)}")
     refused = []
-    for case in CASES[: 6 if args.small else None]:
+    for case in cases[: 6 if args.small else None]:
         for row in rows_of(*case, args.small):
             refused += row.get("refused", {}).items()
             for line in lines(row):

@@ -47,6 +47,7 @@ SHAPES = {
     "F": Shape(32, 64, 64, 64, 64, offset_groups=8),  # EDVR
     "G": Shape(8, 64, 64, 128, 64, offset_groups=16),  # BasicVSR++
     "H": Shape(2, 100, 168, 256, 256, groups=32),  # ResNeXt-101 c3
+    "K": Shape(1, 64, 64, 8, 64),  # few channels
 }
 # Many offset groups, with as few as one image to divide among threads.
 SHAPES |= {"I": Shape(1, 128, 128, 64, 64, offset_groups=8), "J": Shape(1, 64, 64, 128, 128, offset_groups=16)}

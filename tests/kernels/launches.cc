@@ -93,10 +93,13 @@ class Array {
   }
 
   // Checks that `count` elements from `first` on are written, by default all, and no others.
-  void CheckWritten(const char* name, int64_t first = 0, int64_t count = INT64_MAX) const {
+  void CheckWritten(const char* name, int64_t first = 0, int64_t count = INT32_MAX) const {
     std::vector<unsigned char> bytes(bytes_);
     const std::vector<unsigned char> unwritten(element_, unwritten_);
-    Check(Failure(cudaMemcpy(bytes.data(), memory_.get(), bytes_, cudaMemcpyDeviceToHost)));
+    const size_t begin = fills_unwritten ? 0 : first * element_;
+    const size_t size = fills_unwritten ? bytes_ : std::min(uint64_t(count) * element_, bytes_ - begin);
+    const char* const source = static_cast<const char*>(memory_.get()) + begin;
+    Check(Failure(cudaMemcpy(bytes.data() + begin, source, size, cudaMemcpyDeviceToHost)));
     if (!fills_unwritten) return;
     for (size_t i = 0; i < bytes_; i += element_) {
       const int64_t element = int64_t(i / element_);
