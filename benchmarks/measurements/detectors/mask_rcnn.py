@@ -1,0 +1,97 @@
+"""Mask R-CNN with a ResNet-50: examples.rcnn, and torchvision's, each with random weights of its own.
+
+Both find as many objects as they keep at most, since no score is too low.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.baselines.pytorch import load
+from benchmarks.measurements.detectors import (
+    CLASSES,
+    Detector,
+    of_jax,
+    of_torch,
+    to_device,
+    torch_device,
+    without_cuda_graphs,
+)
+from examples.library.loop import first_state
+from examples.rcnn import train
+from examples.rcnn.config import Config
+from examples.rcnn.detector import RCNN
+from examples.rcnn.losses import Batch
+from examples.rcnn.weights import initialise
+
+SIDE = 800
+RATE, MOMENTUM, DECAY, CLIP_NORM = 1e-5, 0.9, 1e-4, 35.0
+
+
+def of_examples(folder, batch, dtype, options=None):
+    config = Config(classes=CLASSES, stage_with_dcn=(False,) * 4)
+    config = replace(config, objects=replace(config.objects, score_threshold=0.0))
+    model = RCNN(config, None if dtype == "float32" else jnp.dtype(dtype))
+    variables = initialise(model, jax.random.key(0))
+    images, boxes, labels = to_device((batch.pixels, batch.corners, batch.labels))
+    recipe = train.Recipe(1000, len(images), RATE * 16, momentum=MOMENTUM, weight_decay=DECAY, clip_norm=CLIP_NORM)
+    trained = train.make_optimiser(recipe)
+
+    def forward(variables, images):
+        found = model.apply(variables, images.astype(jnp.float32))
+        return found.scores, found.boxes, found.masks
+
+    return of_jax(
+        forward,
+        variables,
+        (images,),
+        partial(train.train_step, model, recipe, variables["batch_stats"]),
+        first_state(jax.tree.map(jnp.copy, variables["params"]), trained),
+        Batch(images, boxes, labels, jnp.asarray(masks(batch))),
+        options,
+    )._replace(scores=None)
+
+
+def of_torchvision(folder, batch, dtype):
+    torch, models = load(), load("torchvision.models.detection")
+    made = models.maskrcnn_resnet50_fpn(
+        weights=None,
+        weights_backbone=None,
+        num_classes=CLASSES + 1,
+        min_size=batch.pixels.shape[1],
+        max_size=batch.pixels.shape[1],
+        box_score_thresh=0.0,
+    ).to(device := torch_device())
+    pixels = list(torch.tensor(batch.pixels, device=device).permute(0, 3, 1, 2).float() / 255)
+    arrays = (batch.corners.astype(np.float32), batch.labels.astype(np.int64) + 1, masks(batch))
+    arrays = [torch.tensor(array, device=device) for array in arrays]
+    targets = [dict(zip(("boxes", "labels", "masks"), one, strict=True)) for one in zip(*arrays, strict=True)]
+    trained = [one for one in made.parameters() if one.requires_grad]
+    optimiser = torch.optim.SGD(trained, RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    return of_torch(
+        lambda: made.eval()(pixels)[0]["scores"],
+        lambda: sum(made.train()(pixels, targets).values()),
+        trained,
+        optimiser,
+        CLIP_NORM,
+        dtype,
+    )._replace(scores=None)
+
+
+def masks(batch):
+    """The boxes, filled: uint8 [batch, objects, side, side]."""
+    x0, y0, x1, y1 = np.moveaxis(batch.corners, -1, 0)[..., None]
+    places = np.arange(batch.pixels.shape[1]) + 0.5
+    rows, columns = (y0 < places) & (places < y1), (x0 < places) & (places < x1)
+    return (rows[..., None] & columns[..., None, :]).astype(np.uint8)
+
+
+IMPLEMENTATIONS = {
+    "jax_dcn": of_examples,
+    "without CUDA graphs": without_cuda_graphs(of_examples),
+    "torchvision": of_torchvision,
+}
+DETECTORS = {"Mask R-CNN R50": Detector(SIDE, lambda folder: None, IMPLEMENTATIONS)}

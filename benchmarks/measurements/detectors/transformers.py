@@ -1,0 +1,151 @@
+"""Detection transformers: examples.detr, transformers and ONNX Runtime with the same random checkpoint."""
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.baselines import Call, Unavailable
+from benchmarks.baselines.pytorch import load
+from benchmarks.measurements.detectors import (
+    CLASSES,
+    Detector,
+    Prepared,
+    of_jax,
+    of_torch,
+    to_device,
+    torch_device,
+    without_cuda_graphs,
+)
+from benchmarks.support import memory
+from benchmarks.support.machine import cores
+from examples.detr import training, weights
+from examples.detr.data import Batch
+from examples.detr.evaluate import Detector as Model
+from examples.detr.images import Preprocessor
+from examples.detr.matching import Targets
+from examples.detr.optimiser import Recipe
+
+SIDE = 640
+CLIP_NORM, RATE, DECAY = 0.1, 1e-4, 1e-4
+STAGES = ["stage2", "stage3", "stage4"]
+RESNET18 = {"model_type": "rt_detr_resnet", "layer_type": "basic", "out_features": STAGES}
+RESNET18 |= {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+# What differs from transformers' defaults.
+CONFIGS = {
+    "RT-DETR R50": {"model_type": "rt_detr"},
+    "RT-DETRv2 R18": {
+        "model_type": "rt_detr_v2",
+        "backbone_config": RESNET18,
+        "encoder_in_channels": [128, 256, 512],
+        "hidden_expansion": 0.5,
+        "decoder_layers": 3,
+    },
+    "D-FINE": {"model_type": "d_fine"},
+    "Deformable DETR R50": {
+        "model_type": "deformable_detr",
+        "backbone_config": {"model_type": "resnet", "out_features": STAGES},
+        "use_timm_backbone": False,
+    },
+}
+
+
+def write(config, folder):
+    config = weights.with_labels(config, [f"class {number}" for number in range(CLASSES)])
+    weights.save(folder, weights.initialise(config, jax.random.key(0)))
+
+
+def of_examples(folder, batch, dtype, options=None):
+    checkpoint = weights.load(folder, None if dtype == "float32" else jnp.dtype(dtype))
+    model, criterion = Model(checkpoint.model, normalisation(checkpoint)), weights.criterion(checkpoint)
+    mask = jnp.ones(batch.pixels.shape[:3], bool)
+
+    def forward(variables, images, mask):
+        outputs = model.model.apply(variables, *model.arguments(images, mask))
+        return outputs.logits, outputs.boxes
+
+    recipe = Recipe(1000, len(mask), RATE, clip_norm=CLIP_NORM, weight_decay=DECAY, ema=0.0)
+    variables, images, targets = to_device((checkpoint.variables, batch.pixels, Targets(batch.boxes, batch.labels)))
+    return of_jax(
+        forward,
+        variables,
+        (images, mask),
+        partial(training.train_step, model, criterion, recipe),
+        training.first_state(jax.tree.map(jnp.copy, variables), recipe),
+        Batch(images, mask, targets),
+        options,
+    )
+
+
+def normalisation(checkpoint):
+    return Preprocessor.from_json(checkpoint.model_type, {}).normalisation
+
+
+def of_transformers(folder, batch, dtype):
+    torch, model, pixels = in_torch(folder, batch)
+    boxes, labels = (torch.tensor(array, device=pixels.device) for array in (batch.boxes, batch.labels))
+    targets = [{"boxes": box, "class_labels": label.long()} for box, label in zip(boxes, labels, strict=True)]
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimiser = torch.optim.AdamW(trained, RATE, weight_decay=DECAY)
+    return of_torch(
+        lambda: model.eval()(pixels).logits,
+        lambda: model.train()(pixels, labels=targets).loss,
+        trained,
+        optimiser,
+        CLIP_NORM,
+        dtype,
+    )
+
+
+def in_torch(folder, batch):
+    """torch, transformers' model, and the images as its processor makes them."""
+    torch, transformers = load(), load("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForObjectDetection.from_pretrained(folder).to(torch_device())
+    factor, mean, deviation = Preprocessor.from_json(model.config.model_type, {}).normalisation
+    pixels = torch.tensor(batch.pixels, device=model.device).float() * factor
+    pixels = (pixels - torch.tensor(mean, device=model.device)) / torch.tensor(deviation, device=model.device)
+    return torch, model, pixels.permute(0, 3, 1, 2).contiguous()
+
+
+def of_onnxruntime(folder, batch, dtype):
+    """transformers' model, exported by torch."""
+    if jax.default_backend() != "cpu":
+        raise Unavailable("runs on the CPU here")
+    if dtype != "float32":
+        raise Unavailable(f"has no {dtype} on the CPU")
+    runtime, _ = load("onnxruntime"), load("onnxscript")
+    torch, model, pixels = in_torch(folder, batch)
+
+    class Found(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixels):
+            outputs = self.model(pixels)
+            return outputs.logits, outputs.pred_boxes
+
+    without_checks = mock.patch.dict(os.environ, TRANSFORMERS_DISABLE_TORCH_CHECK="1")  # ONNX has no such node
+    with tempfile.TemporaryDirectory() as exported, without_checks:
+        path = Path(exported) / "model.onnx"
+        with torch.no_grad():
+            torch.onnx.export(Found().eval(), (pixels,), path, dynamo=True, input_names=["pixels"], verbose=False)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = cores()
+        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    forward = partial(session.run, None, {"pixels": pixels.numpy()})
+    return Prepared(Call(forward, wait=lambda _: None, held=memory.of_process), scores=forward()[0])
+
+
+IMPLEMENTATIONS = {
+    "jax_dcn": of_examples,
+    "without CUDA graphs": without_cuda_graphs(of_examples),
+    "transformers": of_transformers,
+    "ONNX Runtime": of_onnxruntime,
+}
+DETECTORS = {name: Detector(SIDE, partial(write, config), IMPLEMENTATIONS) for name, config in CONFIGS.items()}

@@ -1,0 +1,144 @@
+"""`python -m benchmarks.whole_models`: whole detectors beside those of transformers, torchvision and ONNX Runtime.
+
+The detection transformers have the same checkpoint with random weights, and all have the same images; they take turns
+in one process. A step is the forward (with denoising queries), all losses of ten objects in each image, the gradients,
+clipping and the optimiser.
+"""
+
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks.baselines import Unavailable, summary_of
+from benchmarks.measurements.detectors import DTYPES, images, mask_rcnn, transformers
+from benchmarks.measurements.timing import summary, timed
+from benchmarks.measurements.trace import median, total, traced
+from benchmarks.reports.formatting import digits, markdown, paragraph
+from benchmarks.reports.report import facts, parser, write_json, write_page
+from benchmarks.support.machine import load, machine
+
+DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
+PASSES = ("forward", "step")
+RUNS = 3  # that are traced on a GPU
+TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
+NOTE = (
+    "Milliseconds of calls that take turns, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
+    "are those of temporary arrays and results of a call: as XLA plans them, or how much the process grew, or on a GPU "
+    "the peak of torch's allocator."
+)
+FIRST = (
+    "Seconds until the first step has ended, if no program is in a cache, and operations of its program in StableHLO."
+)
+FIRST_CELLS = ("tracing", "compiling", "all", "operations")
+
+
+def measure(name, batch, side, dtype, repeats, chosen):
+    """A row for each pass of a detector."""
+    detector = DETECTORS[name]
+    data = images(batch, side or detector.side)
+    prepared, without = prepare(detector, data, dtype, chosen)
+    if "jax_dcn" not in prepared:
+        raise RuntimeError(f"jax_dcn failed: {without['jax_dcn']}")
+    ours = prepared["jax_dcn"].scores
+    row = {"model": name, "images": batch, "side": data.pixels.shape[1], "dtype": dtype, "without": without}
+    row["differences"] = {
+        other: float(np.linalg.norm(one.scores - ours) / np.linalg.norm(ours))
+        for other, one in prepared.items()
+        if dtype == "float32" and one.scores is not None and one.scores is not ours
+    }
+    for pass_ in PASSES:
+        calls = {other: call for other, one in prepared.items() if (call := getattr(one, pass_))}
+        found = {"bytes": {other: call.held(call)[1] for other, call in calls.items()}}
+        seconds = {other: [] for other in calls}
+        for _ in range(repeats):
+            for other, call in calls.items():
+                seconds[other].append(timed(call))
+        found["seconds"] = {other: summary(values) for other, values in seconds.items()}
+        if jax.default_backend() == "gpu":
+            found["kernels"] = traced(calls, RUNS)
+        if pass_ == "step":
+            found["first step"] = {other: one.first_step for other, one in prepared.items() if one.step}
+        yield row | {"pass": pass_} | found
+
+
+def prepare(detector, data, dtype, chosen):
+    """The chosen implementations by name, and why some are missing."""
+    prepared, without = {}, {}
+    workers = 1 if jax.default_backend() == "cpu" else len(chosen)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        detector.write(Path(folder))
+        futures = {
+            name: pool.submit(function, Path(folder), data, dtype)
+            for name, function in detector.implementations.items()
+            if name in chosen
+        }
+        for name, future in futures.items():
+            try:
+                prepared[name] = future.result()
+            except Unavailable as reason:
+                without[name] = str(reason)
+            except Exception as error:  # such as that of an exporter; the others can still run
+                without[name] = summary_of(error)
+    return prepared, without
+
+
+def tables(rows):
+    head = ["model", "images", "type", "pass", "implementation", "ms", "jax_dcn / it", "ms on the GPU", "MiB"]
+    lines, first = [head], [["model", "images", "type", "implementation", *FIRST_CELLS]]
+    reasons = []
+    for row in rows:
+        begin = [row["model"], str(row["images"]), row["dtype"]]
+        ours = row["seconds"]["jax_dcn"]["median"]
+        for name, times in row["seconds"].items():
+            middle, low, high = (digits(times[key] * 1e3) for key in ("median", "min", "max"))
+            device = median([total(run) for run in row.get("kernels", {}).get(name, [])])
+            held = row["bytes"][name] and row["bytes"][name] / 2**20
+            cells = [row["pass"], name, f"{middle} ({low} to {high})", digits(ours / times["median"])]
+            cells += ["-" if one is None else digits(one) for one in (device, held)]
+            lines.append([*begin, *cells])
+        for name, seconds in row.get("first step", {}).items():
+            first.append([*begin, name, *(digits(seconds[key]) if key in seconds else "-" for key in FIRST_CELLS)])
+        reasons += [f"{row['model']}, {row['dtype']}: {name} {why}" for name, why in row["without"].items()]
+        reasons += [
+            f"{row['model']}: the scores of {name} differ by {difference:.2%}"
+            for name, difference in row["differences"].items()
+            if not difference <= TOLERANCE
+        ]
+    yield from (paragraph(NOTE), markdown(lines), paragraph(FIRST), markdown(first))
+    if reasons:
+        yield "\n".join(f"- {reason}" for reason in dict.fromkeys(reasons))
+
+
+def main(arguments=None):
+    made = parser("whole_models", __doc__)
+    add = made.add_argument
+    names = dict.fromkeys(name for one in DETECTORS.values() for name in one.implementations)
+    add("--models", nargs="+", choices=DETECTORS, default=list(DETECTORS))
+    add("--images", type=int, nargs="+", default=[1, 4], help="numbers of images in a batch")
+    add("--side", type=int, help="of the images in pixels, by default 640, and 800 for Mask R-CNN")
+    add("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
+    add("--implementations", nargs="+", choices=names, default=list(names), metavar="NAME", help="besides jax_dcn")
+    add("--repeats", type=int, default=5)
+    args = made.parse_args(arguments)
+    chosen = {"jax_dcn", *args.implementations}
+    results = {"machine": machine() | {"load average before": load()}, "rows": []}
+    for name in args.models:
+        for dtype in args.dtypes:
+            for batch in args.images:
+                results["rows"] += measure(name, batch, args.side, dtype, args.repeats, chosen)
+                write(args.out, results)
+
+
+def write(folder, results):
+    results["machine"]["load average after"] = load()
+    name = f"{jax.default_backend()}-whole-models"
+    write_json(folder / f"{name}.json", results)
+    write_page(folder, name, "Whole detectors", [facts(results["machine"]), *tables(results["rows"])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
