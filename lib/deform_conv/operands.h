@@ -10,16 +10,19 @@
 
 namespace dcn {
 
-// Decodes the sizes and positions of a call, whose part is all of offset.
+// Decodes the sizes and positions of a call, whose part is all of offset. If `may_lie_on_grid`, the call may be an
+// ordinary convolution: it has no offset groups, and an offset of no channels.
 inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
-                                  ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
+                                  ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0,
+                                  bool may_lie_on_grid = false) {
   Convolution call = {};
   Sizes& sizes = call.sizes;
   Window& window = sizes.window;
   DecodeWindow(checks, attributes, window);
   window.circular = checks.Attribute(attributes, "circular", false);
   sizes.offset_groups = checks.Attribute(attributes, "offset_groups", int64_t{1});
-  checks.Require(sizes.offset_groups >= 1, "attribute offset_groups must be positive");
+  const bool is_on_grid = may_lie_on_grid && sizes.offset_groups == 0;
+  checks.Require(sizes.offset_groups >= 1 || is_on_grid, "attribute offset_groups must be positive");
   checks.Rank("offset", offset, 4);
   checks.Type("origin", origin, ffi::S32);
   checks.Shape("origin", origin, {4});
@@ -38,7 +41,14 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
                      std::to_string(sizes.offset_groups) + " offset groups and " + std::to_string(sizes.taps()) +
                      " taps");
   call.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
-  if (const auto mask = OptionalOperand(checks, "mask", rest, mask_index)) {
+  const auto mask = OptionalOperand(checks, "mask", rest, mask_index);
+  if (is_on_grid) {
+    checks.Require(!mask, "a mask needs offset groups");
+    call.is_on_grid = true;
+    sizes.offset_groups = 1;
+    return call;
+  }
+  if (mask) {
     checks.Shape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
     checks.Type("mask", *mask, offset.element_type());
     call.positions.mask = mask->untyped_data();
@@ -80,8 +90,8 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
 // Decodes a call that also multiplies. It covers all images of x. `y` is y or its cotangent.
 inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x,
                                      ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
-                                     ffi::AnyBuffer y) {
-  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
+                                     ffi::AnyBuffer y, bool may_lie_on_grid = false) {
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask, 0, may_lie_on_grid);
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x.element_type());

@@ -5,7 +5,8 @@ from typing import Any, Literal, TypedDict, Unpack
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.arguments import FORMATS, canonicalize, channels_first, in_one_column
+from jax_dcn._operators.deform_conv.arguments import FORMATS, GridOperands, canonicalize, channels_first, in_one_column
+from jax_dcn._operators.deform_conv.on_grid import conv_on_grid
 from jax_dcn._operators.deform_conv.primitive import deform_conv, deform_conv_of_volumes
 from jax_dcn._types import Backend, Padding, Pair, Sizes
 
@@ -26,7 +27,7 @@ class Options(TypedDict, total=False):
 
 def deform_conv2d(
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
@@ -132,7 +133,7 @@ def deform_conv2d(
 
 def deform_conv1d(
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
@@ -181,7 +182,7 @@ def deform_conv1d(
 
 def deform_conv3d(
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
@@ -241,16 +242,20 @@ def deform_conv3d(
 def _convolution(
     dims: int,
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None,
     mask: ArrayLike | None,
     **options: Unpack[Options],
 ) -> jax.Array:
     """The convolution of images of `dims` axes, by all arguments of the functions above."""
-    call = canonicalize(dims, x, offset, weight, bias, mask, **options)
-    convolve = deform_conv_of_volumes if dims == 3 else deform_conv
-    operands, spec = in_one_column(call) if dims == 1 else call
-    y = convolve(operands, spec=spec, backend=options["backend"])
-    y = y.squeeze(-2) if dims == 1 else y
+    operands, spec = canonicalize(dims, x, offset, weight, bias, mask, **options)
+    backend = options["backend"]
+    if isinstance(operands, GridOperands):
+        y = conv_on_grid[dims](operands, spec=spec, backend=backend)
+    elif dims == 1:
+        operands, spec = in_one_column(operands, spec)
+        y = deform_conv(operands, spec=spec, backend=backend).squeeze(-2)
+    else:
+        y = (deform_conv_of_volumes if dims == 3 else deform_conv)(operands, spec=spec, backend=backend)
     return channels_first(y, dims) if options["data_format"] == FORMATS[dims][1] else y

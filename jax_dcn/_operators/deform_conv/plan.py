@@ -57,7 +57,7 @@ def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
 
 
 def _forward(problem: Problem) -> ComputationPlan:
-    path, reason = _path("forward", problem)
+    path, reason = path_of("forward", problem)
     if path == "im2col":
         return im2col_plan.forward(problem, reason)
     if problem.target.platform == "cpu":
@@ -83,7 +83,7 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     for name in requested:
         if name == "bias":
             continue
-        path, reason = _path(name, problem)
+        path, reason = path_of(name, problem)
         if name == "x" and rounds_early:
             path, reason = "im2col", "its sum over devices is rounded once"
         reasons[path][name] = reason
@@ -100,7 +100,7 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     return {name: plans[name] for name in requested}
 
 
-def _path(computation: str, problem: Problem) -> tuple[str, str]:
+def path_of(computation: str, problem: Problem) -> tuple[str, str]:
     """The path of the forward or of a gradient, and the reason.
 
     It is the one that was requested, or else the faster one of those that are possible. Raises ValueError where the
