@@ -297,19 +297,25 @@ class CallBuilder {
     call_.is_valid &= type_ != kF32 && size('z') <= std::max<int64_t>(1, Dimension("nrq"));
   }
 
-  // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16.
+  // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16. An
+  // ordinary convolution has no offset groups.
   void CpuFused() {
     Window(3);
     type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kBF16, kF16});
-    ChooseSizes("gG", {3, 3}, 1);
-    const int64_t multiple = bytes_.Below(2) ? 1 : 32, channels = Size(5, 1), g = size('g');
+    size('g') = Size(3);
+    size('G') = Size(3, 1);
+    const int64_t multiple = bytes_.Below(2) ? 1 : 32, channels = Size(5, 1), g = std::max<int64_t>(size('g'), 1);
     size('c') = Product({multiple, channels, size('G'), bytes_.Below(2) ? g : 1});
-    if (g < 1 || size('c') % g != 0) call_.is_valid = false;
+    if (size('g') < 0 || size('c') % g != 0) call_.is_valid = false;
     size('f') = Product({size('G'), multiple, Size(5, 1)});
     StoreGroups();
   }
   dcn::DType FusedDType() const {
     return type_ == kF32 ? dcn::DType::kF32 : type_ == kF16 ? dcn::DType::kF16 : dcn::DType::kBF16;
+  }
+  void RefusePositionsOnGrid(bool are_requested) {
+    const bool has_mask = call_.arguments.size() == 6;
+    if (size('g') == 0 && (has_mask || are_requested)) call_.is_valid = false;
   }
   // The size of a workspace; 0 for sizes that every workspace is refused for.
   template <typename WorkspaceOf>
@@ -331,13 +337,17 @@ class CallBuilder {
     sizes.channels = size('c');
     size('z') = workspace_of(convolution);
   }
-  void CpuForwardWorkspace() { CpuWorkspace(dcn::FusedForwardWorkspace); }
+  void CpuForwardWorkspace() {
+    RefusePositionsOnGrid(false);
+    CpuWorkspace(dcn::FusedForwardWorkspace);
+  }
   void CpuCotangentsWorkspace() {
     const bool has_workspace = bytes_.Below(16) < 15;
     call_.is_valid &= has_workspace;
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::RequestedCotangents requested = {
         IsTrue("x_requested"), IsTrue("offset_requested") || IsTrue("mask_requested"), IsTrue("weight_requested")};
+    RefusePositionsOnGrid(requested.positions);
     const dcn::CotangentDivision division = {Size(dcn::kMaxWeightSplits + 1, 1), Size(dcn::kMaxResidentPlanes + 1, 1)};
     Integer("num_splits", division.num_splits);
     Integer("num_planes", division.num_planes);

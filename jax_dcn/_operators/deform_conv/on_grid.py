@@ -19,7 +19,7 @@ from jax_dcn._operators.deform_conv.arguments import GridOperands, Operands, Spe
 from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.fused_plan import FusedCpu
 from jax_dcn._operators.deform_conv.on_grid_forms import CONVOLUTION, PRODUCT, SHIFTS, Form, convolution, wrapped
-from jax_dcn._operators.deform_conv.plan import path_of
+from jax_dcn._operators.deform_conv.plan import fast_reason, lacking_instructions, path_of, unsupported_reason
 from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive.chain import Arrays
 from jax_dcn._primitive.operator import Axes, Operator
@@ -29,9 +29,10 @@ from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-# With fewer input channels in a group, as of an image's colours, XLA is 3 to 6 times as fast as the fused kernels,
-# whose products would have short rows.
-MIN_CHANNELS = 8
+# What XLA's convolution on a CPU is faster at, measured with AVX-512 and jax 0.10.2. With fewer channels, rows of the
+# fused kernels' products are short; with fewer features, gathering the rows takes longer than multiplying them.
+MIN_CHANNELS, MIN_FEATURES = 16, 32
+MIN_GROUP_CHANNELS = 8  # or features, where there are several groups
 MAX_SHIFTS = 64  # taps of a depthwise kernel, each of which is an operation of the program
 
 
@@ -120,18 +121,37 @@ def _form(computation: str, problem: Problem, is_all_reduced: bool) -> tuple[For
     """
     x, offset, weight, spec, *_ = problem
     *kernel_size, channels, _ = weight.shape
-    taps = math.prod(kernel_size)
-    if spec.path is None and 0 not in (*x.shape, *offset.shape[:-1]):
-        if taps == 1 and spec.feature_group_count == 1 and not any(map(any, spec.padding)):
+    groups, taps = spec.feature_group_count, math.prod(kernel_size)
+    if spec.path is not None:
+        return None, path_of(computation, problem)[1]
+    slow = lacking_instructions() or unsupported_reason(computation, problem) or _slow_reason(computation, problem)
+    if 0 not in (*x.shape, *offset.shape[:-1]):
+        # The fused kernels multiply pairs of bfloat16, where the processor does.
+        if taps == 1 and groups == 1 and not any(map(any, spec.padding)) and (slow or x.dtype.itemsize > 2):
             return PRODUCT, "the kernel has one tap"
-        if channels == 1 and spec.feature_group_count > 1 and taps <= MAX_SHIFTS:
+        if channels == 1 and groups > 1 and taps <= MAX_SHIFTS:
             return SHIFTS, "each channel is convolved by itself"
-    if spec.path is None and channels < MIN_CHANNELS:
-        return CONVOLUTION, f"a group has {channels} input channels; the fused kernels are fast from {MIN_CHANNELS} on"
-    if computation == "x" and is_all_reduced and x.dtype.itemsize == 2 and spec.path is None:
+    if computation == "x" and is_all_reduced and x.dtype.itemsize == 2:
         return CONVOLUTION, "its sum over devices is rounded once"  # the fused kernels would round its terms
-    path, reason = path_of(computation, problem)
-    return (None if path == "fused" else CONVOLUTION), reason
+    return (CONVOLUTION, slow) if slow else (None, fast_reason())
+
+
+def _slow_reason(computation: str, problem: Problem) -> str:
+    """What makes the fused kernels slower than XLA's convolution, or an empty string."""
+    channels, features, groups = problem.weight.shape[-2], problem.group_features, problem.spec.feature_group_count
+    # XLA takes ten to a hundred times as long for the gradient of a weight that has several groups or few features.
+    is_slow_in_xla = computation == "weight" and (groups > 1 or (features < MIN_FEATURES and channels >= MIN_CHANNELS))
+    if is_slow_in_xla:
+        return ""
+    if groups > 1:
+        fewest = min(channels, features)
+        few = f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
+        return few if fewest < MIN_GROUP_CHANNELS else ""
+    if channels < MIN_CHANNELS:
+        return f"x has {channels} channels; the fused kernels are faster than XLA from {MIN_CHANNELS} on"
+    if features < MIN_FEATURES:
+        return f"weight has {features} output channels; the fused kernels are faster than XLA from {MIN_FEATURES} on"
+    return ""
 
 
 def _as_deformable(operands: GridOperands[jax.Array], spec: Spec) -> Convolution:

@@ -41,11 +41,13 @@ const char* FusedCotangents(Device& device, const Convolution& convolution, Cota
   if (!arrays.requested.any()) return nullptr;
   const auto& [dtype, sizes, positions, product, is_on_grid] = convolution;
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), convolution, false);
-  const int64_t samples = sizes.pixels() * sizes.pixel_samples();
   PreferLargePages(static_cast<char*>(arrays.d_x),
                    sizes.images * sizes.height * sizes.width * sizes.channels * BytesOf(dtype));
-  PreferLargePages(arrays.d_offset, 2 * samples);
-  PreferLargePages(arrays.d_mask, samples);
+  if (arrays.requested.positions) {
+    const int64_t samples = sizes.pixels() * sizes.pixel_samples();
+    PreferLargePages(arrays.d_offset, 2 * samples);
+    PreferLargePages(arrays.d_mask, samples);
+  }
   const ChannelSlices slices(convolution);
   const CotangentPlan plan = {convolution, arrays.requested, division, CotangentTiling(set, sizes, slices), slices};
   KernelsOf(set, convolution).cotangents(device, plan, arrays);
