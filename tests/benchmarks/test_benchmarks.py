@@ -134,7 +134,10 @@ def test_chosen_baselines_an_absent_library_and_limited_instructions(tiny, tmp_p
 def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
     _, results, text = run(tmp_path, "--dtypes", "float32", "--seconds", "0")
     assert results["operators"] == []
-    assert "Not reached in 0 s: A float32, P float32, R float32, M float32, W float32, S float32, V float32." in text
+    assert (
+        "Not reached in 0 s: A float32, P float32, R float32, M float32, W float32, S float32, V float32, N float32."
+        in text
+    )
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 1, lambda y: y * math.nan], ids=["values", "nan"])

@@ -11,6 +11,7 @@ from jax import lax
 
 import jax_dcn
 from jax_dcn._operators.deform_conv import plan
+from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.lowered import lowered_for
 
@@ -186,6 +187,20 @@ def test_results_of_another_type():
     assert wide(x, None, weight).dtype == jnp.float32
     assert_near(wide(x, None, weight), theirs(*exact), 2.0**-18)
     assert_near(wide_gradients, jax.grad(loss(theirs), (0, 1))(*exact), 2.0**-6)
+
+
+@pytest.mark.parametrize("name", ["padded", "strided_tap", "strided_depthwise"])
+def test_exported_functions_of_any_size(name):
+    ours, _, (x, weight, _), _ = problem(name)  # whose padding is known
+
+    def with_gradients(x, weight):
+        return jax.value_and_grad(lambda x, weight: jnp.sin(ours(x, weight)).sum(), (0, 1))(x, weight)
+
+    size = jax.export.symbolic_shape("batch, height, width", constraints=["height >= 4", "width >= 4"])
+    shapes = jax.ShapeDtypeStruct((*size, x.shape[-1]), x.dtype), jax.ShapeDtypeStruct(weight.shape, weight.dtype)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(call) for call in extension.custom_calls]
+    exported = jax.export.export(jax.jit(with_gradients), disabled_checks=checks)(*shapes)
+    assert_near(exported.call(x, weight), with_gradients(x, weight), 2.0**-18)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "channels_first" and "torus" not in name])

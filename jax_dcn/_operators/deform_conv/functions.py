@@ -82,9 +82,16 @@ def deform_conv2d(
     workspace of the forward and of all derivatives does not grow with the batch; docs/memory.md says how large it is,
     and what does grow.
 
+    Without an offset, it is an ordinary convolution, with all options and derivatives, but without a mask or an im2col
+    path. On a CPU, the fused kernels read one pixel where they would interpolate between four, and XLA computes what it
+    is faster at. On other platforms it is `jax.lax.conv_general_dilated`, which rounds sums and repeats bits as XLA
+    does. Over several devices it is split by batch dimensions, features and groups on a CPU, and elsewhere as XLA
+    splits convolutions.
+
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Ho, Wo, G·K·2], dy before dx, in pixels of x. Positions are computed in float32 or wider.
+      offset: [..., Ho, Wo, G·K·2], dy before dx, in pixels of x, or None for an ordinary convolution: its samples lie
+        on the grid. Positions are computed in float32 or wider.
       weight: [kh, kw, Cin/groups, Cout]. x and weight are promoted to their common type.
       bias: [Cout], or None.
       mask: [..., Ho, Wo, G·K], used without a sigmoid or clipping, or None for ones.
@@ -155,7 +162,7 @@ def deform_conv1d(
 
     Args:
       x: [..., W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Wo, G·K], in positions of x.
+      offset: [..., Wo, G·K], in positions of x, or None for an ordinary convolution.
       weight: [k, Cin/groups, Cout].
       bias: [Cout], or None.
       mask: [..., Wo, G·K], or None for ones.
@@ -210,7 +217,8 @@ def deform_conv3d(
 
     Args:
       x: [..., D, H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Do, Ho, Wo, G·K·3], dz before dy before dx, in voxels of x.
+      offset: [..., Do, Ho, Wo, G·K·3], dz before dy before dx, in voxels of x, or None for an ordinary convolution,
+        which XLA computes.
       weight: [kd, kh, kw, Cin/groups, Cout].
       bias: [Cout], or None.
       mask: [..., Do, Ho, Wo, G·K], or None for ones.

@@ -72,7 +72,8 @@ def _convolution_cotangents(
 
 
 def _product(x: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
-    return _dot(_every(x, spec.strides), _matrix(weight), -1, 0, spec)
+    size = spec.output_size(x.shape[1:-1], weight.shape[:-2])
+    return _dot(_pixels(x, spec, size), _matrix(weight), -1, 0, spec)
 
 
 def _product_cotangents(x: jax.Array, weight: jax.Array, ct: jax.Array, requested: Sequence[str], spec: Spec) -> Arrays:
@@ -83,13 +84,9 @@ def _product_cotangents(x: jax.Array, weight: jax.Array, ct: jax.Array, requeste
         spread = [(0, size - (count - 1) * stride - 1, stride - 1) for size, count, stride in sizes]
         out["x"] = _pad(_dot(ct, _matrix(weight), -1, 1, spec), spread)
     if "weight" in requested:
-        pixels, cts = (array.reshape(-1, array.shape[-1]) for array in (_every(x, spec.strides), ct))
+        pixels, cts = (array.reshape(-1, array.shape[-1]) for array in (_pixels(x, spec, ct.shape[1:-1]), ct))
         out["weight"] = _dot(pixels, cts, 0, 0, spec).reshape(weight.shape)
     return out
-
-
-def _every(x: jax.Array, strides: Size) -> jax.Array:
-    return x[:, *(slice(None, None, stride) for stride in strides)]
 
 
 def _matrix(weight: jax.Array) -> jax.Array:
@@ -130,9 +127,14 @@ def _shifted(x: jax.Array, weight: jax.Array, spec: Spec, size: Size) -> Iterabl
     x = jnp.repeat(x, weight.shape[-1] // x.shape[-1], -1)
     x = _pad(x, [(*pads, 0) for pads in spec.padding])
     for tap in itertools.product(*map(range, weight.shape[:-2])):
-        first = [i * d for i, d in zip(tap, spec.kernel_dilation, strict=True)]
-        last = [i + (n - 1) * s + 1 for i, n, s in zip(first, size, spec.strides, strict=True)]
-        yield lax.slice(x, (0, *first, 0), (x.shape[0], *last, x.shape[-1]), (1, *spec.strides, 1))
+        yield _pixels(x, spec, size, [i * d for i, d in zip(tap, spec.kernel_dilation, strict=True)])
+
+
+def _pixels(x: jax.Array, spec: Spec, size: Size, first: Size | None = None) -> jax.Array:
+    """Those of x at the strides, from `first` on: [N, *size, C]."""
+    first = first or (0,) * spec.dims
+    last = [i + (n - 1) * s + 1 for i, n, s in zip(first, size, spec.strides, strict=True)]
+    return lax.slice(x, (0, *first, 0), (x.shape[0], *last, x.shape[-1]), (1, *spec.strides, 1))
 
 
 def _sum_of_shifts(shifted: Iterable[jax.Array], weight: jax.Array) -> jax.Array:
