@@ -11,7 +11,7 @@
 namespace dcn {
 
 // Decodes the sizes and positions of a call, whose part is all of offset. If `may_lie_on_grid`, the call may be an
-// ordinary convolution: it has no offset groups, and an offset of no channels.
+// ordinary convolution: it has no offset groups, so that offset and mask have no elements.
 inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
                                   ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0,
                                   bool may_lie_on_grid = false) {
@@ -41,17 +41,14 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
                      std::to_string(sizes.offset_groups) + " offset groups and " + std::to_string(sizes.taps()) +
                      " taps");
   call.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
-  const auto mask = OptionalOperand(checks, "mask", rest, mask_index);
-  if (is_on_grid) {
-    checks.Require(!mask, "a mask needs offset groups");
-    call.is_on_grid = true;
-    sizes.offset_groups = 1;
-    return call;
-  }
-  if (mask) {
+  if (const auto mask = OptionalOperand(checks, "mask", rest, mask_index)) {
     checks.Shape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
     checks.Type("mask", *mask, offset.element_type());
     call.positions.mask = mask->untyped_data();
+  }
+  if (is_on_grid) {
+    call.is_on_grid = true;
+    sizes.offset_groups = 1;
   }
   return call;
 }

@@ -313,10 +313,6 @@ class CallBuilder {
   dcn::DType FusedDType() const {
     return type_ == kF32 ? dcn::DType::kF32 : type_ == kF16 ? dcn::DType::kF16 : dcn::DType::kBF16;
   }
-  void RefusePositionsOnGrid(bool are_requested) {
-    const bool has_mask = call_.arguments.size() == 6;
-    if (size('g') == 0 && (has_mask || are_requested)) call_.is_valid = false;
-  }
   // The size of a workspace; 0 for sizes that every workspace is refused for.
   template <typename WorkspaceOf>
   void CpuWorkspace(const WorkspaceOf& workspace_of) {
@@ -337,17 +333,14 @@ class CallBuilder {
     sizes.channels = size('c');
     size('z') = workspace_of(convolution);
   }
-  void CpuForwardWorkspace() {
-    RefusePositionsOnGrid(false);
-    CpuWorkspace(dcn::FusedForwardWorkspace);
-  }
+  void CpuForwardWorkspace() { CpuWorkspace(dcn::FusedForwardWorkspace); }
   void CpuCotangentsWorkspace() {
     const bool has_workspace = bytes_.Below(16) < 15;
     call_.is_valid &= has_workspace;
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::RequestedCotangents requested = {
         IsTrue("x_requested"), IsTrue("offset_requested") || IsTrue("mask_requested"), IsTrue("weight_requested")};
-    RefusePositionsOnGrid(requested.positions);
+    call_.is_valid &= size('g') > 0 || !requested.positions;
     const dcn::CotangentDivision division = {Size(dcn::kMaxWeightSplits + 1, 1), Size(dcn::kMaxResidentPlanes + 1, 1)};
     Integer("num_splits", division.num_splits);
     Integer("num_planes", division.num_planes);
