@@ -4,6 +4,7 @@ from functools import partial
 
 from benchmarks.baselines import PASSES
 from benchmarks.measurements.aggregation import ATTENTION, DCNV3
+from benchmarks.measurements.convolution import ORDINARY_CONVOLUTION
 from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.deform_conv3d import CONVOLUTION_OF_VOLUMES
 from benchmarks.measurements.measure import measure
@@ -13,7 +14,16 @@ from benchmarks.reports.formatting import list_named, list_reasons, markdown, me
 
 OPERATORS = {
     operator.name: operator
-    for operator in (CONVOLUTION, PSROI_POOL, ROI_ALIGN, ATTENTION, DCNV3, SAMPLING, CONVOLUTION_OF_VOLUMES)
+    for operator in (
+        CONVOLUTION,
+        PSROI_POOL,
+        ROI_ALIGN,
+        ATTENTION,
+        DCNV3,
+        SAMPLING,
+        CONVOLUTION_OF_VOLUMES,
+        ORDINARY_CONVOLUTION,
+    )
 }
 
 RATIOS = (

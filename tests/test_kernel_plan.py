@@ -122,7 +122,8 @@ def test_the_plan_is_what_is_lowered(operator, target, dtype):
         arrays = operator.case.operands(lead=() if operator.shared else (2, 3))._asdict().items()
         operands = [struct(a.shape, dtype if name in narrow else wide) for name, a in arrays if a is not None]
         found = check(operator, operator.case.with_backend(), operands, target)
-    assert {of.path == "reference" for of in found} == {target == "tpu"}
+    is_reference = target == "tpu" and operator.name != "conv_on_grid"  # whose reference is an operation of XLA
+    assert {of.path == "reference" for of in found} == {is_reference}
 
 
 FORWARD, BOTH, ALL = ("forward",), ("forward", "weight"), ("forward", "x", "offset", "weight", "mask")

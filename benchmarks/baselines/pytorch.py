@@ -114,9 +114,9 @@ def roi_align(torch, operands, options):
 
 def ordinary_convolution(torch, operands, options):
     """The convolution of oneDNN on a CPU, with channels last: the fastest one that is known."""
-    stride, dilation, groups = (options[name] for name in ("stride", "dilation", "groups"))
     x, weight = operands.values()
-    return torch.nn.functional.conv2d(x, weight, stride=stride, padding=dilation, dilation=dilation, groups=groups)
+    options = {"padding": options["dilation"]} | options  # by default that of 3 x 3 taps
+    return torch.nn.functional.conv2d(x, weight, **options)
 
 
 def attention(torch, operands, options):

@@ -107,12 +107,14 @@ def deformable(x, offset, weight, mask, *, stride, dilation, groups, backend=Non
     )
 
 
-def ordinary(x, weight, *, stride, dilation, groups):
+def ordinary(x, weight, *, stride, dilation, groups, padding=None):
+    """XLA's convolution, by default with the padding of 3 x 3 taps."""
+    padding = dilation if padding is None else padding
     return jax.lax.conv_general_dilated(
         x,
         weight,
         window_strides=(stride,) * 2,
-        padding=[(dilation,) * 2] * 2,
+        padding=[(padding,) * 2] * 2,
         rhs_dilation=(dilation,) * 2,
         feature_group_count=groups,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from examples.digits_library.backbone import STRIDE, Backbone, Operator, locations, norm
 from examples.digits_library.evaluate import Detections, strongest
+from examples.library.convolution import Conv
 
 MAX_LOG_SIZE = 4.0
 CLASS_PRIOR = 0.01
@@ -49,8 +50,8 @@ class Detector(nn.Module):
         return Predictions(logits.reshape(batch, -1, self.classes), boxes)
 
     def _branch(self, name, x, channels, bias_init):
-        x = nn.relu(norm(f"{name}_norm")(nn.Conv(self.widths[-1], (3, 3), use_bias=False, name=f"{name}_conv")(x)))
-        return nn.Conv(channels, (1, 1), bias_init=bias_init, name=f"{name}_out")(x)
+        x = nn.relu(norm(f"{name}_norm")(Conv(self.widths[-1], (3, 3), use_bias=False, name=f"{name}_conv")(x)))
+        return Conv(channels, (1, 1), bias_init=bias_init, name=f"{name}_out")(x)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.convolution import Conv
 from examples.resnet.model import PLAIN, ResNet
 from jax_dcn.linen import MultiScaleDeformableAttention
 
@@ -32,7 +33,7 @@ class ConvGroupNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         size = (self.size, self.size)
         options = {"dtype": self.dtype}
-        x = nn.Conv(self.features, size, strides=self.stride, padding=self.size // 2, name="conv", **options)(x)
+        x = Conv(self.features, size, strides=self.stride, padding=self.size // 2, name="conv", **options)(x)
         return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, name="norm", **options)(x)
 
 

@@ -8,6 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.library.convolution import Conv
+
 from .config import RTDetrConfig
 from .layers import ACTIVATIONS, EncoderLayer, LayerOptions, SelfAttention
 from .positions import sines_of_grid
@@ -29,7 +31,7 @@ class ConvNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         options = self.options
-        conv = nn.Conv(
+        conv = Conv(
             self.features,
             (self.size, self.size),
             strides=self.stride,

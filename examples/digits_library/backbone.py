@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.library.convolution import Conv
 from jax_dcn.linen import DCNv3, DCNv4, DeformConv
 
 STRIDE = 8
@@ -45,7 +46,7 @@ class Conv3x3(nn.Module):
     @nn.compact
     def __call__(self, x):
         if self.operator == "plain":
-            return nn.Conv(self.features, (3, 3), use_bias=False, name="conv")(x)
+            return Conv(self.features, (3, 3), use_bias=False, name="conv")(x)
         y, offset, mask = self._layer()(x)
         self.sow("intermediates", "offset", offset)
         self.sow("intermediates", "mask", mask)
@@ -73,7 +74,7 @@ class Block(nn.Module):
     def __call__(self, x):
         shortcut = _mean_2x2(x) if self.halve else x
         if x.shape[-1] != self.features:
-            shortcut = nn.Conv(self.features, (1, 1), use_bias=False, name="project")(shortcut)
+            shortcut = Conv(self.features, (1, 1), use_bias=False, name="project")(shortcut)
         y = _halving_conv(self.features, "conv1")(x) if self.halve else self._conv("conv1")(x)
         y = self._conv("conv2")(nn.relu(norm("norm1")(y)))
         return nn.relu(shortcut + norm("norm2")(y))
@@ -108,7 +109,7 @@ class Backbone(nn.Module):
 
 
 def _halving_conv(features, name):
-    return nn.Conv(features, (4, 4), strides=2, padding=1, use_bias=False, name=name)
+    return Conv(features, (4, 4), strides=2, padding=1, use_bias=False, name=name)
 
 
 def _mean_2x2(x):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.convolution import Conv
 from examples.resnet.model import FrozenBatchNorm
 
 
@@ -56,7 +57,7 @@ class ConvLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         options = self.options
-        x = nn.Conv(
+        x = Conv(
             self.features,
             (self.size, self.size),
             strides=self.stride,

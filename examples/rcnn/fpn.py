@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.convolution import Conv
+
 
 class ConvModule(nn.Module):
     """A convolution inside a module of its own, as mmcv names it."""
@@ -16,7 +18,7 @@ class ConvModule(nn.Module):
     dtype: Dtype | None = None
 
     def setup(self):
-        self.conv = nn.Conv(self.features, (self.size, self.size), padding=self.size // 2, dtype=self.dtype)
+        self.conv = Conv(self.features, (self.size, self.size), padding=self.size // 2, dtype=self.dtype)
 
     def __call__(self, x):
         return self.conv(x)

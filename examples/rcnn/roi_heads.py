@@ -10,6 +10,7 @@ from flax.linen.dtypes import promote_dtype
 from flax.typing import Dtype
 
 from examples.library.boxes import Boxes
+from examples.library.convolution import Conv
 from jax_dcn import fpn_levels, roi_align
 
 from .anchors import STRIDES
@@ -95,7 +96,7 @@ class MaskHead(nn.Module):
     def setup(self):
         self.convs = [ConvModule(self.features, 3, self.dtype) for _ in range(MASK_CONVS)]
         self.upsample = Upsample(self.features, self.dtype)
-        self.conv_logits = nn.Conv(self.classes, (1, 1), dtype=self.dtype)
+        self.conv_logits = Conv(self.classes, (1, 1), dtype=self.dtype)
 
     def __call__(self, pooled: jax.Array) -> jax.Array:
         for conv in self.convs:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.boxes import Boxes, clip
+from examples.library.convolution import Conv
 from jax_dcn import nms
 
 from .anchors import STRIDES, anchors, decode
@@ -34,7 +35,7 @@ class RPNHead(nn.Module):
     dtype: Dtype | None = None
 
     def setup(self):
-        count, conv = self.config.anchors_per_cell, partial(nn.Conv, dtype=self.dtype)
+        count, conv = self.config.anchors_per_cell, partial(Conv, dtype=self.dtype)
         self.rpn_conv = conv(self.config.channels, (3, 3), padding=1)
         self.rpn_cls = conv(count, (1, 1), kernel_init=nn.initializers.normal(0.01))
         self.rpn_reg = conv(4 * count, (1, 1), kernel_init=nn.initializers.normal(0.01))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.convolution import Conv
 from jax_dcn.linen import DeformConv
 
 # The normalisation of images in RGB, of ImageNet's, that mmdet's models of this form are trained with.
@@ -122,7 +123,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, use_running_average: bool = True) -> list[jax.Array]:
         layout = self.layout if isinstance(self.layout, Layout) else Layout(depths=STAGES[self.layout])
-        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        conv = partial(Conv, use_bias=False, dtype=self.dtype)
         groups = {"modulated": self.modulated, "offset_groups": self.offset_groups}
         deformable = partial(DeformConv, use_bias=False, dtype=self.dtype, **groups)
         norm = partial(nn.BatchNorm, use_running_average, momentum=0.9, dtype=self.dtype)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from examples.digits_library.backbone import STRIDE, Backbone, locations, norm
 from examples.digits_library.evaluate import Detections, strongest
 from examples.library.boxes import Boxes, clip, decode, suppress
+from examples.library.convolution import Conv
 from jax_dcn import psroi_pool
 from jax_dcn.linen import DeformPSRoIPool
 
@@ -64,16 +65,16 @@ class RFCN(nn.Module):
         operator = "deformable" if self.deformable_convolution else "plain"
         features = Backbone(operator, self.widths, self.blocks, name="backbone")(images)
 
-        hidden = nn.Conv(self.widths[-1], (3, 3), use_bias=False, name="rpn_conv")(features)
+        hidden = Conv(self.widths[-1], (3, 3), use_bias=False, name="rpn_conv")(features)
         hidden = nn.relu(norm("rpn_norm")(hidden))
         prior = nn.initializers.constant(jnp.log(OBJECT_PRIOR / (1 - OBJECT_PRIOR)))
-        anchor_logits = nn.Conv(len(SIDES), (1, 1), bias_init=prior, name="rpn_object")(hidden).reshape(batch, -1)
-        anchor_deltas = nn.Conv(4 * len(SIDES), (1, 1), name="rpn_box")(hidden).reshape(batch, -1, 4)
+        anchor_logits = Conv(len(SIDES), (1, 1), bias_init=prior, name="rpn_object")(hidden).reshape(batch, -1)
+        anchor_deltas = Conv(4 * len(SIDES), (1, 1), name="rpn_box")(hidden).reshape(batch, -1, 4)
         regions = jax.vmap(partial(propose, height, width))(*jax.lax.stop_gradient((anchor_logits, anchor_deltas)))
         if true_boxes is not None:
             regions = Boxes(*(jnp.concatenate(pair, 1) for pair in zip(regions, true_boxes, strict=True)))
 
-        features = nn.relu(norm("head_norm")(nn.Conv(self.width, (1, 1), use_bias=False, name="head_conv")(features)))
+        features = nn.relu(norm("head_norm")(Conv(self.width, (1, 1), use_bias=False, name="head_conv")(features)))
         rois = as_rois(regions)
         logits = self._vote("class", features, rois, self.classes + 1, classes=self.classes + 1)
         deltas = self._vote("box", features, rois, 4, classes=1)
@@ -81,7 +82,7 @@ class RFCN(nn.Module):
 
     def _vote(self, name, features, rois, outputs, classes):
         """The mean over the bins of position-sensitive maps: [batch, regions, outputs]."""
-        maps = nn.Conv(outputs * self.bins**2, (1, 1), name=f"{name}_maps")(features)
+        maps = Conv(outputs * self.bins**2, (1, 1), name=f"{name}_maps")(features)
         # Each image is a batch of its own, so that nothing is gathered if a batch is split over devices.
         features, maps = features[:, None], maps[:, None]
         options = {

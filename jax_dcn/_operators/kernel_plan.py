@@ -33,7 +33,8 @@ class KernelPlan:
         the gradient of weight; on a CPU in the caches, for all gradients, too (deformable convolution)
       - "im2col": kernels sample columns and XLA multiplies them, part by part (deformable convolution)
       - "kernel": one kernel does the whole computation (the other operators)
-      - "xla": operations of XLA that need no kernel, such as the sum that is the gradient with respect to the bias
+      - "xla": operations of XLA that need no kernel, such as the sum that is the gradient with respect to the bias, or
+        an ordinary convolution where XLA is faster at it
       - "reference": the operator in `jax.numpy`
     """
 

@@ -40,10 +40,10 @@ def plans_of(binding: Binding, target: Target) -> tuple[ComputationPlan, ...]:
     )
     result = operator.result(operands, spec=spec)
     computations = chain[0].arguments if chain else ("forward", *names)
-    why = extension.why_reference(target.platform, backend)
+    why = operator.why_reference(target.platform, backend)
     if why:
-        size = operator.sample_bytes(operands, spec=spec)
-        plans = {name: ComputationPlan(name, "reference", why, size) for name in computations}
+        path, size = "xla" if operator.is_native else "reference", operator.sample_bytes(operands, spec=spec)
+        plans = {name: ComputationPlan(name, path, why, size) for name in computations}
     else:
         extension.require(target.platform)
         gradients = Step("vjp", tuple(name for name in computations if name != "forward"))

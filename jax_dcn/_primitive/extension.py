@@ -48,13 +48,6 @@ cuda_custom_calls = tuple(name for name in custom_calls if not name.startswith("
 BUILD_CUDA = "JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps ."
 
 
-def why_reference(platform: str, backend: str | None) -> str:
-    """Why the reference computes what the kernels of a platform could, as a sentence; empty where the kernels do."""
-    if backend == "reference":
-        return f"backend={backend!r} was passed"
-    return "" if platform in PLATFORMS else f"{PACKAGE} has no kernels for {platform}"
-
-
 def require(platform: str) -> None:
     """Raises an error if a computation is to run on `platform` and its kernels were not built.
 

@@ -8,14 +8,14 @@ reference computes everything.
 `rules.py` has the rules of the primitive, and `evaluation.py` what a lowered primitive computes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
-from jax_dcn._primitive import jax_internals, rules
+from jax_dcn._primitive import extension, jax_internals, rules
 from jax_dcn._primitive.chain import RESULT, Arrays, Params
 from jax_dcn._primitive.partition import NamedArray, Names, Shard
 from jax_dcn._primitive.plan import Plans
@@ -68,6 +68,8 @@ class Operator(Generic[Spec]):
       shared: the number of dimensions of each operand that all examples of a batch share, as they do weights. If these
         operands are batched, then all of them are, by the leading batch dimensions of the other operands.
       linear: the operands in each of which the result is linear.
+      platforms: those for which there are kernels. On others, the reference computes everything.
+      is_native: whether the reference is an operation of XLA, which XLA's partitioner shards.
     """
 
     name: str
@@ -86,6 +88,8 @@ class Operator(Generic[Spec]):
     shared: Mapping[str, int]
     linear: tuple[str, ...]
     user_names: Callable[[Spec], Mapping[str, str]] = lambda spec: {}
+    platforms: Collection[str] = tuple(extension.PLATFORMS)
+    is_native: bool = False
 
     def __post_init__(self) -> None:
         # jax has to know the devices when it lowers a computation that is partitioned. Inside `shard_map` nothing is
@@ -113,6 +117,16 @@ class Operator(Generic[Spec]):
             recorded.append(Binding(self, list(map(jax.typeof, arguments)), params))
         primitive = self._manual if jax_internals.all_axes_are_manual() else self._partitioned
         return primitive.bind(*arguments, **params._asdict())
+
+    def why_reference(self, platform: str, backend: Backend) -> str:
+        """Why the reference computes what kernels could, as a sentence; empty where the kernels do."""
+        if backend == "reference":
+            return f"backend={backend!r} was passed"
+        if platform in self.platforms:
+            return ""
+        if self.is_native:
+            return f"it is an operation of XLA, which needs no kernels for {platform}"
+        return f"{jax_internals.PACKAGE} has no kernels for {platform}"
 
     def operands_of(self, arrays: Mapping[str, Any]) -> Any:
         """The operands among `arrays`, those that are absent as None."""

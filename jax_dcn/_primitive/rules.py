@@ -56,13 +56,14 @@ def _lowering_rule(
     """`platform` is None for platforms without kernels."""
     params = Params(**static)
     kernels = None
-    if platform is not None and not extension.why_reference(platform, params.backend):
+    if platform is not None and not operator.why_reference(platform, params.backend):
         if has_kernel(operator, params.chain):
             extension.require(platform)
         kernels = target.of_lowering(platform, ctx)
     function = function_of(operator, params, kernels)
     arguments, results, sizes = operator.named_arrays(ctx.avals_in, params)
-    found = meshes.meshes_to_partition(ctx) if is_partitioned else None
+    is_for_partitioner = kernels is None and operator.is_native  # of XLA
+    found = meshes.meshes_to_partition(ctx) if is_partitioned and not is_for_partitioner else None
     if found is None:
         return _lower(partition.unsharded(function, results), ctx, args)
     lowered = _lower(partition.partitioned(function, arguments, results, sizes, found), ctx, args)

@@ -16,9 +16,10 @@ import numpy as np
 from jax_dcn._operators.aggregation import geometry as aggregation_geometry
 from jax_dcn._operators.aggregation.arguments import Operands as AggregationOperands
 from jax_dcn._operators.bilinear import output_size
+from jax_dcn._operators.deform_conv import on_grid
+from jax_dcn._operators.deform_conv.arguments import GridOperands, channels_first, channels_last
 from jax_dcn._operators.deform_conv.arguments import Operands as ConvOperands
 from jax_dcn._operators.deform_conv.arguments import Spec as ConvSpec
-from jax_dcn._operators.deform_conv.arguments import channels_first, channels_last
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.roi_pool.arguments import Operands as PoolingOperands
 from jax_dcn._operators.roi_pool.arguments import Spec as PoolingSpec
@@ -54,8 +55,7 @@ def node(op_type: str, *operands: jax.Array | None, shape: Sequence[Any], **attr
 def deform_conv(operands: ConvOperands[jax.Array], spec: ConvSpec) -> jax.Array:
     x, offset, weight, bias, mask = operands
     kernel_size = weight.shape[-spec.dims - 2 : -2]
-    if weight.ndim != spec.dims + 2:
-        raise ValueError(f"weight must be the same for all images to be exported to ONNX, got shape {weight.shape}")
+    _check_shared(weight, spec)
     offset_groups, _ = groups_and_taps(offset, kernel_size)
     padding = "CIRCULAR" if spec.circular else spec.padding
     attributes = onnx_nodes.deform_conv(spec, kernel_size, spec.feature_group_count, offset_groups, padding)
@@ -67,6 +67,17 @@ def deform_conv(operands: ConvOperands[jax.Array], spec: ConvSpec) -> jax.Array:
     count = math.prod(x.shape[:-3])
     y = node("DeformConv", images, kernel, offsets, bias, masks, shape=(count, features, *size), **attributes)
     return channels_last(y, 2).reshape(*offset.shape[:-1], features).astype(spec.dtype)
+
+
+def conv_on_grid(operands: GridOperands[jax.Array], spec: ConvSpec) -> jax.Array:
+    """The convolution of XLA, which jax2onnx lowers."""
+    _check_shared(operands.weight, spec)
+    return on_grid.reference(operands, spec=spec)
+
+
+def _check_shared(weight: jax.Array, spec: ConvSpec) -> None:
+    if weight.ndim != spec.dims + 2:
+        raise ValueError(f"weight must be the same for all images to be exported to ONNX, got shape {weight.shape}")
 
 
 def aggregation(operands: AggregationOperands[jax.Array], spec: aggregation_geometry.Spec) -> jax.Array:

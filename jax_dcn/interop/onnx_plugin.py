@@ -14,6 +14,7 @@ import numpy as np
 
 from jax_dcn import boxes
 from jax_dcn._operators.aggregation.primitive import deform_aggregation
+from jax_dcn._operators.deform_conv.on_grid import conv_on_grid
 from jax_dcn._operators.deform_conv.primitive import deform_conv, deform_conv_of_volumes
 from jax_dcn._operators.roi_pool.primitive import deform_roi_max_pool, deform_roi_pool
 from jax_dcn._operators.sampling.primitive import deform_sampling
@@ -118,9 +119,10 @@ class _Builder:
         return partial(getattr(self.ctx.builder, op_type), _outputs=[self.ctx.fresh_name(f"jax_dcn_{op_type}")])
 
 
-_OPERATORS = (
+_OPERATORS: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (deform_conv, onnx_functions.deform_conv),
     (deform_conv_of_volumes, onnx_functions.deform_conv),
+    *((operator, onnx_functions.conv_on_grid) for operator in conv_on_grid.values()),
     (deform_aggregation, onnx_functions.aggregation),
     (deform_sampling, onnx_functions.sampling),
     (deform_roi_pool, onnx_functions.pooling),

@@ -17,12 +17,15 @@ struct Product {
   DCN_HOST_DEVICE int64_t group_features() const { return features / groups; }
 };
 
-// The convolution that a call computes. The functions of CUDA and of CPUs take one, with their own arrays.
+// The convolution that a call computes. The functions of CUDA and of CPUs take one, with their own arrays. Those of
+// CPUs also take an ordinary convolution, whose samples lie on the grid: it has neither offset nor mask, and one offset
+// group.
 struct Convolution {
   DType dtype;  // of x
   Sizes sizes;
   Positions positions;
   Product product;
+  bool is_on_grid = false;
 
   int64_t group_channels() const { return sizes.channels / product.groups; }
 };

@@ -18,7 +18,7 @@ namespace {
 Convolution DecodeFusedConv(Checks& checks, Computation computation, ffi::Dictionary attributes, ffi::AnyBuffer x,
                             ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
                             ffi::AnyBuffer weight, ffi::AnyBuffer y) {
-  const Convolution call = DecodeConvolution(checks, attributes, x, offset, origin, mask, y);
+  const Convolution call = DecodeConvolution(checks, attributes, x, offset, origin, mask, y, true);
   const DType y_dtype = CheckedDType(checks, y.element_type());
   if (!checks.ok()) return call;
   const std::string unsupported = UnsupportedByFusedCpu(computation, ShapeOf(call, y_dtype));
@@ -68,6 +68,7 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   arrays.d_weight = next("weight", {sizes.taps(), call.group_channels(), call.product.features});
   const auto is_requested = [&](const char* name) { return checks.Attribute(attributes, name, false); };
   const bool offset_or_mask = is_requested("offset_requested") || is_requested("mask_requested");
+  checks.Require(!(offset_or_mask && call.is_on_grid), "positions on the grid have no cotangents");
   arrays.requested = {is_requested("x_requested"), offset_or_mask, is_requested("weight_requested")};
   checks.Require(is_requested("workspace_requested"), "needs a workspace");
   const CotangentDivision division = {checks.Attribute(attributes, "num_splits", int64_t{1}),

@@ -10,16 +10,19 @@
 
 namespace dcn {
 
-// Decodes the sizes and positions of a call, whose part is all of offset.
+// Decodes the sizes and positions of a call, whose part is all of offset. If `may_lie_on_grid`, the call may be an
+// ordinary convolution: it has no offset groups, so that offset and mask have no elements.
 inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
-                                  ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
+                                  ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0,
+                                  bool may_lie_on_grid = false) {
   Convolution call = {};
   Sizes& sizes = call.sizes;
   Window& window = sizes.window;
   DecodeWindow(checks, attributes, window);
   window.circular = checks.Attribute(attributes, "circular", false);
   sizes.offset_groups = checks.Attribute(attributes, "offset_groups", int64_t{1});
-  checks.Require(sizes.offset_groups >= 1, "attribute offset_groups must be positive");
+  const bool is_on_grid = may_lie_on_grid && sizes.offset_groups == 0;
+  checks.Require(sizes.offset_groups >= 1 || is_on_grid, "attribute offset_groups must be positive");
   checks.Rank("offset", offset, 4);
   checks.Type("origin", origin, ffi::S32);
   checks.Shape("origin", origin, {4});
@@ -42,6 +45,10 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
     checks.Shape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
     checks.Type("mask", *mask, offset.element_type());
     call.positions.mask = mask->untyped_data();
+  }
+  if (is_on_grid) {
+    call.is_on_grid = true;
+    sizes.offset_groups = 1;
   }
   return call;
 }
@@ -80,8 +87,8 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
 // Decodes a call that also multiplies. It covers all images of x. `y` is y or its cotangent.
 inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x,
                                      ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
-                                     ffi::AnyBuffer y) {
-  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
+                                     ffi::AnyBuffer y, bool may_lie_on_grid = false) {
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask, 0, may_lie_on_grid);
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x.element_type());

@@ -297,14 +297,16 @@ class CallBuilder {
     call_.is_valid &= type_ != kF32 && size('z') <= std::max<int64_t>(1, Dimension("nrq"));
   }
 
-  // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16.
+  // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16. An
+  // ordinary convolution has no offset groups.
   void CpuFused() {
     Window(3);
     type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kBF16, kF16});
-    ChooseSizes("gG", {3, 3}, 1);
-    const int64_t multiple = bytes_.Below(2) ? 1 : 32, channels = Size(5, 1), g = size('g');
+    size('g') = Size(3);
+    size('G') = Size(3, 1);
+    const int64_t multiple = bytes_.Below(2) ? 1 : 32, channels = Size(5, 1), g = std::max<int64_t>(size('g'), 1);
     size('c') = Product({multiple, channels, size('G'), bytes_.Below(2) ? g : 1});
-    if (g < 1 || size('c') % g != 0) call_.is_valid = false;
+    if (size('g') < 0 || size('c') % g != 0) call_.is_valid = false;
     size('f') = Product({size('G'), multiple, Size(5, 1)});
     StoreGroups();
   }
@@ -338,6 +340,7 @@ class CallBuilder {
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::RequestedCotangents requested = {
         IsTrue("x_requested"), IsTrue("offset_requested") || IsTrue("mask_requested"), IsTrue("weight_requested")};
+    call_.is_valid &= size('g') > 0 || !requested.positions;
     const dcn::CotangentDivision division = {Size(dcn::kMaxWeightSplits + 1, 1), Size(dcn::kMaxResidentPlanes + 1, 1)};
     Integer("num_splits", division.num_splits);
     Integer("num_planes", division.num_planes);

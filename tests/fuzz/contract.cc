@@ -160,7 +160,8 @@ const char* GatherSamples(Device&, DType dtype, const GatherSizes& s, const Sort
 namespace {
 
 void CheckFused(const Convolution& convolution) {
-  const auto& [dtype, s, positions, product] = convolution;
+  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
+  REQUIRE(!is_on_grid);
   const double vector = 16 / BytesOf(dtype);
   CheckPositions(s, positions, 4);
   REQUIRE(dtype != DType::kF64);
@@ -173,7 +174,7 @@ void CheckFused(const Convolution& convolution) {
 }
 
 void CheckFusedCotangent(const Convolution& convolution, const void* d_y) {
-  const auto& [dtype, s, positions, product] = convolution;
+  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
   CheckFused(convolution);
   const double outputs = double(s.images) * s.rows * s.columns;
   REQUIRE(product.features > 0 && s.channels > 0);
@@ -193,7 +194,7 @@ double WeightCount(const Sizes& s, const Product& product) {
 
 const char* FusedForward(Device&, const Convolution& convolution, FusedTile tile, bool is_y_float, const void* x,
                          const void* weight, const void* bias, void* y) {
-  const auto& [dtype, s, positions, product] = convolution;
+  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
   CheckFused(convolution);
   REQUIRE(tile.features == 64 || tile.features == 128 || tile.features == 256);
   REQUIRE(tile.warps == 8 || (tile.warps == 4 && tile.features < 256));
@@ -207,7 +208,7 @@ const char* FusedForward(Device&, const Convolution& convolution, FusedTile tile
 
 const char* FusedWeightCotangent(Device&, const Convolution& convolution, FusedTile tile, bool has_one_sample,
                                  int64_t splits, const void* x, const void* d_y, float* parts) {
-  const auto& [dtype, s, positions, product] = convolution;
+  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
   CheckFusedCotangent(convolution, d_y);
   const double outputs = double(s.images) * s.rows * s.columns;
   REQUIRE(BytesOf(dtype) == 2);
@@ -223,8 +224,13 @@ const char* FusedWeightCotangent(Device&, const Convolution& convolution, FusedT
 namespace {
 
 void CheckCpuFused(const Convolution& convolution, const void* x, const void* weight, const void* y, double y_size) {
-  const auto& [dtype, s, positions, product] = convolution;
-  CheckPositions(s, positions, 4);
+  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
+  if (is_on_grid) {
+    CheckWindow(s);
+    REQUIRE(s.offset_groups == 1);
+  } else {
+    CheckPositions(s, positions, 4);
+  }
   REQUIRE(dtype != DType::kF64);
   REQUIRE(s.images_of_x == s.images && double(s.height) * s.width < k32);
   REQUIRE(0 < s.channels && s.channels < k32 && product.features > 0 && product.groups >= 1);
@@ -237,7 +243,7 @@ void CheckCpuFused(const Convolution& convolution, const void* x, const void* we
 }  // namespace
 
 const char* FusedForward(Device&, const Convolution& convolution, const FusedForwardArrays& arrays) {
-  const auto& [dtype, s, positions, product] = convolution;
+  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
   CheckCpuFused(convolution, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : BytesOf(dtype));
   REQUIRE(contract.Holds(arrays.bias, product.features, 4));
   const double padded = std::ceil(double(product.group_features()) / kFeaturePadding) * kFeaturePadding;
@@ -248,13 +254,14 @@ const char* FusedForward(Device&, const Convolution& convolution, const FusedFor
 
 const char* FusedCotangents(Device&, const Convolution& convolution, CotangentDivision division,
                             const FusedCotangentArrays& arrays) {
-  const auto& [dtype, s, positions, product] = convolution;
+  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
   CheckCpuFused(convolution, arrays.x, arrays.weight, arrays.d_y, BytesOf(dtype));
   const RequestedCotangents requested = arrays.requested;
   REQUIRE(!requested.x || contract.Holds(arrays.d_x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(!arrays.d_offset || contract.Holds(arrays.d_offset, 2 * PositionCount(s), 4));
   REQUIRE(!arrays.d_mask || contract.Holds(arrays.d_mask, PositionCount(s), 4));
   REQUIRE(requested.positions || (!arrays.d_offset && !arrays.d_mask));
+  REQUIRE(!requested.positions || !is_on_grid);
   REQUIRE(!requested.weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
   const ChannelSlices slices(convolution);
   REQUIRE(double(slices.count) * slices.channels >= s.channels && slices.channels <= slices.padded_channels);

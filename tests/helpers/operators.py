@@ -174,8 +174,12 @@ def _convolution():
     )
 
 
-# What CUDA has in place of a custom call of the CPU.
-ON_CUDA = {"dcn_cpu_x_cotangent": ("dcn_sort_samples", "dcn_gather_samples")}
+# What CUDA has in place of a custom call of the CPU: nothing for an ordinary convolution.
+ON_CUDA = {
+    "dcn_cpu_x_cotangent": ("dcn_sort_samples", "dcn_gather_samples"),
+    "dcn_cpu_fused_forward": (),
+    "dcn_cpu_fused_cotangents": (),
+}
 
 
 def custom_calls_on(platform, names):
@@ -215,6 +219,36 @@ def _convolution_of_volumes():
         splits=splits,
         uneven=_split("uneven", case, planes),
         linear=("x", "weight", "mask"),
+        shared=("weight", "bias"),
+    )
+
+
+def _convolution_on_grid():
+    Case, GridCase, Operands = convolution.Case, convolution.GridCase, convolution.GridOperands
+
+    def case(name, groups=1, batch=(8,)):
+        options = Convolution(padding="SAME", feature_group_count=groups)
+        return GridCase(Case(name, (3, 4), 16 * groups, 32 * groups, (2, 3), batch=batch, convolution=options))
+
+    def split(name, case, result, summed=(), **specs):
+        return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | specs), result, summed)
+
+    last = P(None, None, None, "b")
+    small = GridCase(Case("small", (2, 3), 2, 2, (2, 1), batch=(), convolution=Convolution((1, 2), 1)))
+    return Operator(
+        "conv_on_grid",
+        case=case("layer", batch=(2,)),
+        small=small,
+        smooth=small.operands(3),
+        forward="dcn_cpu_fused_forward",
+        kernels=dict.fromkeys(("x", "weight"), "dcn_cpu_fused_cotangents"),
+        splits=(
+            split("images", case("plain"), P("a"), ("weight", "bias"), x=P("a")),
+            split("features", case("plain"), last, ("x",), weight=last, bias=P("b")),
+            split("groups", case("grouped", 4), last, (), x=last, weight=last, bias=P("b")),
+        ),
+        uneven=split("uneven", case("uneven", batch=(7,)), P("a")),
+        linear=("x", "weight"),
         shared=("weight", "bias"),
     )
 
@@ -333,6 +367,7 @@ OPERATORS = {
     for operator in (
         _convolution(),
         _convolution_of_volumes(),
+        _convolution_on_grid(),
         _ps_roi_pool(),
         _attention(),
         _dcnv3(),

@@ -135,7 +135,16 @@ void Run(const Call& call) {
 struct Shape {
   int64_t images, height, width, channels, offset_groups, groups, features, rows, columns;
   int32_t kernel[2];
-  bool has_mask = true, circular = false;
+  bool has_mask = true, circular = false, is_on_grid = false;
+
+  // The ordinary convolution of these sizes.
+  Shape OnGrid() const {
+    Shape shape = *this;
+    shape.offset_groups = 1;
+    shape.has_mask = false;
+    shape.is_on_grid = true;
+    return shape;
+  }
 };
 
 template <typename T>
@@ -156,10 +165,11 @@ class Test {
         x_(shape.images * shape.height * shape.width * shape.channels, 2, 1),
         weight_(sizes_.taps() * shape.channels / shape.groups * shape.features, 2, 1),
         d_y_(sizes_.pixels() * shape.features, 2, 1),
-        offset_(2 * samples_, 5, 0.5f),
+        offset_(2 * samples_, shape.is_on_grid ? 0 : 5, 0.5f),
         mask_(samples_, 2, 0.5f),
         bias_(shape.features, 4, 1),
-        positions_{offset_.data(), shape.has_mask ? mask_.data() : nullptr, origin_},
+        is_on_grid_(shape.is_on_grid),
+        positions_{is_on_grid_ ? nullptr : offset_.data(), shape.has_mask ? mask_.data() : nullptr, origin_},
         y_(d_y_size()),
         d_x_(shape.images * shape.height * shape.width * shape.channels),
         d_weight_(sizes_.taps() * shape.channels / shape.groups * shape.features),
@@ -200,7 +210,7 @@ class Test {
     return std::is_same_v<T, float> ? DType::kF32 : DType::kBF16;
   }
 
-  Convolution convolution() const { return {DTypeOf(), sizes_, positions_, product_}; }
+  Convolution convolution() const { return {DTypeOf(), sizes_, positions_, product_, is_on_grid_}; }
   int64_t d_y_size() const { return sizes_.pixels() * product_.features; }
 
   template <typename Y>
@@ -267,6 +277,7 @@ class Test {
   int64_t samples_;
   Array<T> x_, weight_, d_y_;
   Array<float> offset_, mask_, bias_;
+  bool is_on_grid_;
   Positions positions_;
   std::vector<double> y_, d_x_, d_weight_, d_offset_, d_mask_;
 };
@@ -308,6 +319,11 @@ void RunAll() {
     test.Cotangents({true, true, true}, true, true, {kMaxWeightSplits, kMaxResidentPlanes});
     test.Cotangents({false, true, false}, true, false);
     test.Cotangents({false, true, false}, false, true);
+    Test<T> on_grid(shape.OnGrid());
+    on_grid.Forward();
+    on_grid.Cotangents({true, false, false});
+    on_grid.Cotangents({false, false, true});
+    on_grid.Cotangents({true, false, true});
   }
 }
 

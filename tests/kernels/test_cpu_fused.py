@@ -112,6 +112,8 @@ MUTATIONS = {
         "samples.h", "address_[k][i] = {~~pixel >= 0 ? read : other~>read~~};", "none", "avx2", WRONG_OR_SIGNAL),
     "operands of all strips in one place": (
         "samples.h", "return kIsForward ? s : {~~strip * max_samples_ + ~>~~}s;", "none", "avx2", WRONG),
+    "sample on the grid that reads the next row": (
+        "samples.h", "LocateOnAxis(start.y[i] + tap_y, height, kIsCircular).pixel[{~~0~>1~~}]", "none", "avx2", WRONG),
     "sums of the weight in the place of another slice": (
         "cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (

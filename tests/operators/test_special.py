@@ -14,7 +14,7 @@ MORE = {"torus": CASE["circular"], "strided": CASE["even_kernel_same_strided"]}
 MORE |= {"few_samples": Case("few_samples", (9, 8), 4, 3, (1, 1), convolution=Convolution((3, 4)))}
 MORE |= {name: AGGREGATIONS[name] for name in ("discrete", "sparse", "one_channel")}
 CASES = {name: operator.case for name, operator in OPERATORS.items()} | MORE
-WITH_LOCATIONS = [name for name, case in CASES.items() if not name.startswith(("roi", "ps_roi"))]
+WITH_LOCATIONS = [name for name, case in CASES.items() if not name.startswith(("roi", "ps_roi", "conv_on_grid"))]
 POOLINGS = [name for name in OPERATORS if name.endswith(("pool", "align"))]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple
 
 import jax
@@ -31,6 +32,11 @@ class Spec(Window):
     dtype: Any  # of the result
     path: Literal["fused", "im2col"] | None  # that was requested
 
+    def in_one_column(self) -> "Spec":
+        """The parameters of a convolution of signals for images of one column."""
+        strides, padding, dilation = (*self.strides, 1), (*self.padding, (0, 0)), (*self.kernel_dilation, 1)
+        return replace(self, strides=strides, padding=padding, kernel_dilation=dilation)
+
 
 # By the number of axes of the image: the data formats, channels last and first, and how messages call the axes.
 FORMATS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
@@ -52,15 +58,23 @@ class Operands(NamedTuple, Generic[A]):
     mask: A | None
 
 
+class GridOperands(NamedTuple, Generic[A]):
+    """The canonical operands of an ordinary convolution: no offset moves its samples from the grid."""
+
+    x: A
+    weight: A
+    bias: A | None
+
+
 class CanonicalCall(NamedTuple):
-    operands: Operands[jax.Array]
+    operands: Operands[jax.Array] | GridOperands[jax.Array]
     spec: Spec
 
 
 def canonicalize(
     dims: int,
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None,
     mask: ArrayLike | None,
@@ -82,7 +96,7 @@ def canonicalize(
     _validation.run_options(deterministic, backend, (None, "fused", "im2col", "reference"))
     first = data_format == formats[1]
     x = _validation.array("x", x)
-    offset = _validation.array("offset", offset)
+    offset = None if offset is None else _validation.array("offset", offset)
     weight = _validation.array("weight", weight)
     bias = None if bias is None else _validation.array("bias", bias)
     mask = None if mask is None else _validation.array("mask", mask)
@@ -96,12 +110,17 @@ def canonicalize(
             _validation.rank(name, array, x.ndim, f"[..., {axes}] and as many dimensions as x of shape {x.shape}")
     if bias is not None:
         _validation.rank("bias", bias, 1, "[Cout]")
+    if offset is None and mask is not None:
+        raise ValueError(f"mask must be None where offset is, got a mask of shape {mask.shape}")
+    if offset is None and backend == "im2col":
+        raise ValueError("backend must be None, 'fused' or 'reference' where offset is None, got 'im2col'")
 
     dtype = jnp.promote_types(x.dtype, weight.dtype)
     positions = [array.dtype for array in (offset, mask) if array is not None]
     data_dtype, wide = kernel_dtypes(dtype, *positions)
     if first:
-        x, offset = channels_last(x, dims), channels_last(offset, dims)
+        x = channels_last(x, dims)
+        offset = None if offset is None else channels_last(offset, dims)
         mask = None if mask is None else channels_last(mask, dims)
         weight = jnp.moveaxis(weight, (1, 0), (-2, -1))
     window = resolve(
@@ -116,30 +135,31 @@ def canonicalize(
         else _validation.dtype("preferred_element_type", preferred_element_type),
         path=backend if backend in ("fused", "im2col") else None,
     )
+    bias = None if bias is None else bias.astype(wide)
+    if offset is None:
+        check_grid_operands(GridOperands(x, weight, bias), spec, channels_first=first)
+        on_grid = x.astype(data_dtype), weight.astype(data_dtype), bias
+        return CanonicalCall(GridOperands(*jax_internals.vary_alike(on_grid)), spec)
     check_operands(Operands(x, offset, weight, bias, mask), spec, channels_first=first)
     operands = (
         x.astype(data_dtype),
         offset.astype(wide),
         weight.astype(data_dtype),
-        None if bias is None else bias.astype(wide),
+        bias,
         None if mask is None else mask.astype(wide),
     )
     return CanonicalCall(Operands(*jax_internals.vary_alike(operands)), spec)
 
 
-def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:
+def check_grid_operands(operands: GridOperands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:
     """Raises ValueError unless the canonical operands fit; messages give their shapes in the user's layout."""
-    x, offset, weight, bias, mask = operands
-    dims = spec.dims
-
-    def shown(*shape: object) -> str:
-        order = (*shape[: -dims - 1], shape[-1], *shape[-dims - 1 : -1]) if channels_first else shape
-        return f"({', '.join(map(str, order))}{',' if len(order) == 1 else ''})"
+    x, weight, bias = operands
+    dims, shown = spec.dims, partial(_shown, spec=spec, channels_first=channels_first)
 
     def shown_weight(shape: tuple[int, ...]) -> str:
         return str((shape[-1], shape[-2], *shape[:-2]) if channels_first else tuple(shape))
 
-    batch, image_size, channels = x.shape[: -dims - 1], x.shape[-dims - 1 : -1], x.shape[-1]
+    image_size, channels = x.shape[-dims - 1 : -1], x.shape[-1]
     *kernel_size, group_channels, features = weight.shape
     taps, groups = math.prod(kernel_size), spec.feature_group_count
     if taps < 1:
@@ -154,6 +174,17 @@ def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bo
     known = all(isinstance(size, int) for size in image_size)  # an exported function may have symbolic sizes
     if known and math.prod(size + 1 for size in image_size) >= 2**31:  # with a border, by which kernels sort samples
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {shown(*x.shape)}")
+    if bias is not None and bias.shape != (features,):
+        raise ValueError(f"bias must have shape ({features},), one value for each output channel, got {bias.shape}")
+
+
+def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:
+    """The same of a deformable convolution."""
+    x, offset, weight, bias, mask = operands
+    check_grid_operands(GridOperands(x, weight, bias), spec, channels_first=channels_first)
+    dims, shown = spec.dims, partial(_shown, spec=spec, channels_first=channels_first)
+    batch, image_size, channels = x.shape[: -dims - 1], x.shape[-dims - 1 : -1], x.shape[-1]
+    kernel_size = weight.shape[:-2]
     size = spec.output_size(image_size, kernel_size)
     if tuple(offset.shape[: -dims - 1]) != tuple(batch) or not fits(offset, size, kernel_size):
         raise ValueError(
@@ -161,7 +192,7 @@ def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bo
             f"{shown(*x.shape)} and {kernel_shown(kernel_size)} kernel, G the number of offset groups, got "
             f"{shown(*offset.shape)}"
         )
-    offset_groups, _ = groups_and_taps(offset, kernel_size)
+    offset_groups, taps = groups_and_taps(offset, kernel_size)
     if channels % offset_groups:
         raise ValueError(
             f"offset's channels must make a number of offset groups that divides x's {channels} channels, got "
@@ -172,8 +203,13 @@ def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bo
             f"mask must have shape {shown(*offset.shape[:-1], offset_groups * taps)}, {_MASK_CHANNELS[dims]}, got "
             f"{shown(*mask.shape)}"
         )
-    if bias is not None and bias.shape != (features,):
-        raise ValueError(f"bias must have shape ({features},), one value for each output channel, got {bias.shape}")
+
+
+def _shown(*shape: object, spec: Spec, channels_first: bool) -> str:
+    """The shape of an array in the user's layout."""
+    dims = spec.dims
+    order = (*shape[: -dims - 1], shape[-1], *shape[-dims - 1 : -1]) if channels_first else shape
+    return f"({', '.join(map(str, order))}{',' if len(order) == 1 else ''})"
 
 
 def channels_last(array: jax.Array, dims: int) -> jax.Array:
@@ -184,10 +220,10 @@ def channels_first(array: jax.Array, dims: int) -> jax.Array:
     return jnp.moveaxis(array, -1, -dims - 1)
 
 
-def in_one_column(call: CanonicalCall) -> CanonicalCall:
+def in_one_column(operands: Operands[jax.Array], spec: Spec) -> tuple[Operands[jax.Array], Spec]:
     """A convolution of signals as one of images of one column, whose offsets have a horizontal coordinate of zero."""
-    (x, offset, weight, bias, mask), spec = call
-    operands = Operands(
+    x, offset, weight, bias, mask = operands
+    of_images = Operands(
         jnp.expand_dims(x, -2),
         jnp.expand_dims(
             jnp.stack([offset, jnp.zeros_like(offset)], -1).reshape(*offset.shape[:-1], 2 * offset.shape[-1]), -2
@@ -196,5 +232,4 @@ def in_one_column(call: CanonicalCall) -> CanonicalCall:
         bias,
         None if mask is None else jnp.expand_dims(mask, -2),
     )
-    strides, padding, dilation = (*spec.strides, 1), (*spec.padding, (0, 0)), (*spec.kernel_dilation, 1)
-    return CanonicalCall(operands, replace(spec, strides=strides, padding=padding, kernel_dilation=dilation))
+    return of_images, spec.in_one_column()

@@ -5,7 +5,8 @@ from typing import Any, Literal, TypedDict, Unpack
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.arguments import FORMATS, canonicalize, channels_first, in_one_column
+from jax_dcn._operators.deform_conv.arguments import FORMATS, GridOperands, canonicalize, channels_first, in_one_column
+from jax_dcn._operators.deform_conv.on_grid import conv_on_grid
 from jax_dcn._operators.deform_conv.primitive import deform_conv, deform_conv_of_volumes
 from jax_dcn._types import Backend, Padding, Pair, Sizes
 
@@ -26,7 +27,7 @@ class Options(TypedDict, total=False):
 
 def deform_conv2d(
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
@@ -81,9 +82,16 @@ def deform_conv2d(
     workspace of the forward and of all derivatives does not grow with the batch; docs/memory.md says how large it is,
     and what does grow.
 
+    Without an offset, it is an ordinary convolution, with all options and derivatives, but without a mask or an im2col
+    path. On a CPU, the fused kernels read one pixel where they would interpolate between four, and XLA computes what it
+    is faster at. On other platforms it is `jax.lax.conv_general_dilated`, which rounds sums and repeats bits as XLA
+    does. Over several devices it is split by batch dimensions, features and groups on a CPU, and elsewhere as XLA
+    splits convolutions.
+
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Ho, Wo, G·K·2], dy before dx, in pixels of x. Positions are computed in float32 or wider.
+      offset: [..., Ho, Wo, G·K·2], dy before dx, in pixels of x, or None for an ordinary convolution: its samples lie
+        on the grid. Positions are computed in float32 or wider.
       weight: [kh, kw, Cin/groups, Cout]. x and weight are promoted to their common type.
       bias: [Cout], or None.
       mask: [..., Ho, Wo, G·K], used without a sigmoid or clipping, or None for ones.
@@ -132,7 +140,7 @@ def deform_conv2d(
 
 def deform_conv1d(
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
@@ -154,7 +162,7 @@ def deform_conv1d(
 
     Args:
       x: [..., W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Wo, G·K], in positions of x.
+      offset: [..., Wo, G·K], in positions of x, or None for an ordinary convolution.
       weight: [k, Cin/groups, Cout].
       bias: [Cout], or None.
       mask: [..., Wo, G·K], or None for ones.
@@ -181,7 +189,7 @@ def deform_conv1d(
 
 def deform_conv3d(
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
@@ -209,7 +217,8 @@ def deform_conv3d(
 
     Args:
       x: [..., D, H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
-      offset: [..., Do, Ho, Wo, G·K·3], dz before dy before dx, in voxels of x.
+      offset: [..., Do, Ho, Wo, G·K·3], dz before dy before dx, in voxels of x, or None for an ordinary convolution,
+        which XLA computes.
       weight: [kd, kh, kw, Cin/groups, Cout].
       bias: [Cout], or None.
       mask: [..., Do, Ho, Wo, G·K], or None for ones.
@@ -241,16 +250,20 @@ def deform_conv3d(
 def _convolution(
     dims: int,
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     bias: ArrayLike | None,
     mask: ArrayLike | None,
     **options: Unpack[Options],
 ) -> jax.Array:
     """The convolution of images of `dims` axes, by all arguments of the functions above."""
-    call = canonicalize(dims, x, offset, weight, bias, mask, **options)
-    convolve = deform_conv_of_volumes if dims == 3 else deform_conv
-    operands, spec = in_one_column(call) if dims == 1 else call
-    y = convolve(operands, spec=spec, backend=options["backend"])
-    y = y.squeeze(-2) if dims == 1 else y
+    operands, spec = canonicalize(dims, x, offset, weight, bias, mask, **options)
+    backend = options["backend"]
+    if isinstance(operands, GridOperands):
+        y = conv_on_grid[dims](operands, spec=spec, backend=backend)
+    elif dims == 1:
+        operands, spec = in_one_column(operands, spec)
+        y = deform_conv(operands, spec=spec, backend=backend).squeeze(-2)
+    else:
+        y = (deform_conv_of_volumes if dims == 3 else deform_conv)(operands, spec=spec, backend=backend)
     return channels_first(y, dims) if options["data_format"] == FORMATS[dims][1] else y

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv.arguments import Operands, canonicalize, channels_first, channels_last
+from jax_dcn._operators.deform_conv.arguments import GridOperands, canonicalize, channels_first, channels_last
 from jax_dcn._operators.deform_conv.functions import Options
-from jax_dcn._operators.deform_conv.primitive import deform_conv, result
+from jax_dcn._operators.deform_conv.on_grid import conv_on_grid
+from jax_dcn._operators.deform_conv.primitive import deform_conv
 from jax_dcn._primitive import jax_internals
 
 
 def deform_conv2d_input_grad(
     cotangent: ArrayLike,
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     mask: ArrayLike | None = None,
     **options: Unpack[Options],
@@ -64,7 +65,7 @@ def deform_conv2d_offset_grad(
       >>> jax_dcn.deform_conv2d_offset_grad(jnp.ones((1, 4, 1)), x, offset, weight)[0, :, 1]
       Array([ 1.,  1.,  1., -3.], dtype=float32)
     """
-    return _gradient("offset", cotangent, x, offset, weight, mask, options)
+    return _gradient("offset", cotangent, x, _validation.array("offset", offset), weight, mask, options)
 
 
 def deform_conv2d_mask_grad(
@@ -92,7 +93,7 @@ def deform_conv2d_mask_grad(
 def deform_conv2d_weight_grad(
     cotangent: ArrayLike,
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     mask: ArrayLike | None = None,
     **options: Unpack[Options],
@@ -117,7 +118,7 @@ def _gradient(
     name: str,
     cotangent: ArrayLike,
     x: ArrayLike,
-    offset: ArrayLike,
+    offset: ArrayLike | None,
     weight: ArrayLike,
     mask: ArrayLike | None,
     options: Options,
@@ -125,17 +126,18 @@ def _gradient(
     function = f"deform_conv2d_{'input' if name == 'x' else name}_grad"
     _validation.known_keywords(function, options, Options.__annotations__)
     call = canonicalize(2, x, offset, weight, None, mask, **options)
+    operator = conv_on_grid[2] if isinstance(call.operands, GridOperands) else deform_conv
     first = options.get("data_format") == "NCHW"
     cotangent = _validation.array("cotangent", cotangent)
-    expected = result(call.operands, spec=call.spec).shape
+    expected = operator.result(call.operands, spec=call.spec).shape
     if first:
         expected = (*expected[:-3], expected[-1], *expected[-3:-1])
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
     cotangent = (channels_last(cotangent, 2) if first else cotangent).astype(call.spec.dtype)
     *operands, ct = jax_internals.vary_alike([*call.operands, cotangent])
-    gradient = deform_conv.cotangents(
-        Operands(*operands), cotangent=ct, requested=(name,), spec=call.spec, backend=options.get("backend")
+    gradient = operator.cotangents(
+        operator.operands(*operands), cotangent=ct, requested=(name,), spec=call.spec, backend=options.get("backend")
     )[name]
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient, 2)

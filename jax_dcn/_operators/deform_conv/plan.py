@@ -57,7 +57,7 @@ def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
 
 
 def _forward(problem: Problem) -> ComputationPlan:
-    path, reason = _path("forward", problem)
+    path, reason = path_of("forward", problem)
     if path == "im2col":
         return im2col_plan.forward(problem, reason)
     if problem.target.platform == "cpu":
@@ -83,7 +83,7 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     for name in requested:
         if name == "bias":
             continue
-        path, reason = _path(name, problem)
+        path, reason = path_of(name, problem)
         if name == "x" and rounds_early:
             path, reason = "im2col", "its sum over devices is rounded once"
         reasons[path][name] = reason
@@ -100,13 +100,13 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     return {name: plans[name] for name in requested}
 
 
-def _path(computation: str, problem: Problem) -> tuple[str, str]:
+def path_of(computation: str, problem: Problem) -> tuple[str, str]:
     """The path of the forward or of a gradient, and the reason.
 
     It is the one that was requested, or else the faster one of those that are possible. Raises ValueError where the
     fused path was requested and is impossible.
     """
-    spec, unsupported = problem.spec, _unsupported_reason(computation, problem)
+    spec, unsupported = problem.spec, unsupported_reason(computation, problem)
     if spec.path == "fused" and unsupported:
         what = "the forward" if computation == "forward" else f"the gradient of {computation}"
         raise ValueError(f"backend='fused' cannot compute {what}: {unsupported}. With backend=None it can be computed")
@@ -117,7 +117,7 @@ def _path(computation: str, problem: Problem) -> tuple[str, str]:
     if problem.target.platform == "cuda":
         return _cuda_path(computation, problem, gpu_of(problem.target.compute_capability))
     slow = _slow_reason(problem)
-    return ("im2col", slow) if slow else ("fused", f"the processor has {INSTRUCTIONS}")
+    return ("im2col", slow) if slow else ("fused", fast_reason())
 
 
 def _cuda_path(computation: str, problem: Problem, gpu: Gpu) -> tuple[str, str]:
@@ -132,7 +132,7 @@ def _cuda_path(computation: str, problem: Problem, gpu: Gpu) -> tuple[str, str]:
     return "im2col", gpu.why
 
 
-def _unsupported_reason(computation: str, problem: Problem) -> str:
+def unsupported_reason(computation: str, problem: Problem) -> str:
     """Why the fused kernels cannot do it, or an empty string: the rules are in C++."""
     x, offset, weight, spec, target, _ = problem
     if spec.dims == 3:
@@ -165,15 +165,27 @@ def _for_rules(sizes: Sequence[Any]) -> list[int]:
 def _slow_reason(problem: Problem) -> str:
     """What makes the fused path of a CPU slower than im2col, or an empty string."""
     _, _, weight, spec, *_ = problem
-    if INSTRUCTIONS == "portable":
-        if not extension.modules["cpu"].has_x86_kernels:
-            return "this build has no kernels for AVX2: the processor or the compiler does not support them"
-        if os.environ.get("JAX_DCN_CPU_INSTRUCTIONS") == "portable":
-            return "JAX_DCN_CPU_INSTRUCTIONS is portable"
-        return "the processor has no AVX2, no FMA or no F16C"
+    if lacking := lacking_instructions():
+        return lacking
     groups = spec.feature_group_count
     if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
     if (count := math.prod(problem.groups_and_taps)) > MAX_PIXEL_SAMPLES:
         return f"there are {count} samples for each pixel; the fused kernels are fast up to {MAX_PIXEL_SAMPLES}"
     return ""
+
+
+def fast_reason() -> str:
+    """Why the fused kernels of a CPU are fast, where they are."""
+    return f"the processor has {INSTRUCTIONS}"
+
+
+def lacking_instructions() -> str:
+    """Why the fused kernels of a CPU are the portable ones, which are slow; empty where they are not."""
+    if INSTRUCTIONS != "portable":
+        return ""
+    if not extension.modules["cpu"].has_x86_kernels:
+        return "this build has no kernels for AVX2: the processor or the compiler does not support them"
+    if os.environ.get("JAX_DCN_CPU_INSTRUCTIONS") == "portable":
+        return "JAX_DCN_CPU_INSTRUCTIONS is portable"
+    return "the processor has no AVX2, no FMA or no F16C"

@@ -29,8 +29,9 @@ class Problem(NamedTuple):
 
     @property
     def groups_and_taps(self) -> tuple[int, int]:
-        """The number of offset groups and the number of taps."""
-        return groups_and_taps(self.offset, self.weight.shape[:-2])
+        """The number of offset groups and the number of taps. An ordinary convolution counts as one offset group."""
+        offset_groups, taps = groups_and_taps(self.offset, self.weight.shape[:-2])
+        return max(offset_groups, 1), taps
 
     @property
     def segment_channels(self) -> int:

@@ -2,8 +2,7 @@
 #include "instruction_sets.h"
 
 #if DCN_HAS_X86_KERNELS
-#include "deform_conv/fused_cpu/cotangents.h"
-#include "deform_conv/fused_cpu/forward.h"
+#include "deform_conv/fused_cpu/kernels.h"
 #include "deform_conv/fused_cpu/pairs.h"
 
 DCN_BEGIN_TARGET
@@ -124,11 +123,9 @@ class AmxProduct {
   }
 };
 
-constexpr FusedKernels kKernels = {Forward<Pairs<AmxProduct>, BF16>::Run, Cotangents<Pairs<AmxProduct>, BF16>::Run};
-
 }  // namespace
 
-const FusedKernels& FusedKernelsFor(DType) { return kKernels; }
+const FusedKernels& FusedKernelsFor(DType, bool is_on_grid) { return KernelsOf<Pairs<AmxProduct>, BF16>(is_on_grid); }
 
 DCN_END_TARGET
 #endif

@@ -28,7 +28,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-template <typename Element, typename T>
+template <typename Element, typename T, int kCorners>
 class Cotangents {
  public:
   static void Run(Device& device, const CotangentPlan& plan, const FusedCotangentArrays& arrays) {
@@ -325,15 +325,16 @@ class Cotangents {
   using Differentiate = void (Cotangents::*)(int64_t, int32_t, int64_t, int64_t, int64_t);
   template <int kCount>
   Differentiate DifferentiateFor() const {
+    constexpr bool kHavePositions = kCorners > 1;
     constexpr Differentiate kFunctions[] = {
         nullptr,
         &Cotangents::DifferentiateSegment<false, false, true, kCount>,
-        &Cotangents::DifferentiateSegment<false, true, false, kCount>,
-        &Cotangents::DifferentiateSegment<false, true, true, kCount>,
+        &Cotangents::DifferentiateSegment<false, kHavePositions, false, kCount>,
+        &Cotangents::DifferentiateSegment<false, kHavePositions, true, kCount>,
         &Cotangents::DifferentiateSegment<true, false, false, kCount>,
         &Cotangents::DifferentiateSegment<true, false, true, kCount>,
-        &Cotangents::DifferentiateSegment<true, true, false, kCount>,
-        &Cotangents::DifferentiateSegment<true, true, true, kCount>,
+        &Cotangents::DifferentiateSegment<true, kHavePositions, false, kCount>,
+        &Cotangents::DifferentiateSegment<true, kHavePositions, true, kCount>,
     };
     return kFunctions[4 * plan_.requested.x + 2 * plan_.requested.positions + plan_.requested.weight];
   }
@@ -352,20 +353,20 @@ class Cotangents {
     const float* const d_columns = d_columns_.data() + c;
     const auto differentiate = [&](const auto count) DCN_INLINED {
       for (int64_t first = 0; first < pixels; first += kStripPixels) {
-        const StripCorners& corners = samples_.Corners(first / kStripPixels, sample);
-        StripAddresses<const T> addresses;
-        StripAddresses<float> sum_addresses;
+        const StripCorners<kCorners>& corners = samples_.Corners(first / kStripPixels, sample);
+        StripAddresses<const T, kCorners> addresses;
+        StripAddresses<float, kCorners> sum_addresses;
         if constexpr (kReadsX) addresses.Compute(corners, image, channels, zeros);
         if constexpr (kOfX) sum_addresses.Compute(corners, sums.data + c, sums.stride, unread, sums.first_pixel);
         for (int64_t i = 0; i < PixelsOfStrip(first, pixels); ++i) {
           const int64_t p = first + i;
-          const T* corner[4] = {};
-          float *sum[4] = {}, weight[4];
-          FloatsOf<kCount> dot[4] = {};
-          for (int k = 0; k < 4; ++k) {
+          const T* corner[kCorners] = {};
+          float *sum[kCorners] = {}, weight[kCorners];
+          FloatsOf<kCount> dot[kCorners] = {};
+          for (int k = 0; k < kCorners; ++k) {
             if constexpr (kReadsX) corner[k] = addresses(k, i);
             if constexpr (kOfX) sum[k] = sum_addresses(k, i);
-            weight[k] = corners.weight[k][i];
+            weight[k] = corners.weight(k, i);
           }
           Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
               corner, weight, d_columns + p * d_columns_stride, count, sum, dot, columns_, p, c);
@@ -426,7 +427,7 @@ class Cotangents {
   bool has_patch_ = true;
   int64_t settled_plane_ = -1, settled_tiles_ = 0;  // the first tiles of a plane, all of which are finished
 
-  TileSamples<false> samples_;
+  TileSamples<false, kCorners> samples_;
   typename Element::Columns columns_;
   typename Element::OutputCotangent d_y_;
   int64_t d_columns_stride_;

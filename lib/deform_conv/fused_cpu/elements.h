@@ -21,7 +21,9 @@ struct Widened {
   static constexpr bool kPacksWeight = false;  // for the forward
 
   // The sums over a sample's corners of channels [0, count), as words at `out`. Whole vectors are written.
-  static DCN_INLINE void Blend(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
+  template <int kCorners>
+  static DCN_INLINE void Blend(const T* const (&corner)[kCorners], const float (&weight)[kCorners], int64_t count,
+                               float* out) {
     count <= kNarrow ? BlendBy<kNarrow>(corner, weight, count, out) : BlendBy<kLanes>(corner, weight, count, out);
   }
 
@@ -107,15 +109,15 @@ struct Widened {
 
   // Reads channels [c, c + count) of a sample's corners, and of the cotangent of its column, and computes what is
   // requested: adds to the sums of the cotangent of x and to the dot products, and stores the columns.
-  template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount>
-  static DCN_INLINE void Differentiate(const T* const (&corner)[4], const float (&weight)[4], const float* d_column,
-                                       int64_t count, float* const (&sum)[4], FloatsOf<kCount> (&dot)[4],
-                                       Columns& columns, int64_t pixel, int64_t c) {
+  template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount, int kCorners>
+  static DCN_INLINE void Differentiate(const T* const (&corner)[kCorners], const float (&weight)[kCorners],
+                                       const float* d_column, int64_t count, float* const (&sum)[kCorners],
+                                       FloatsOf<kCount> (&dot)[kCorners], Columns& columns, int64_t pixel, int64_t c) {
     using Vector = FloatsOf<kCount>;
     const auto differentiate = [&](int64_t i, const auto... rest) DCN_INLINED {  // `rest`: how many lanes, if not all
       Vector d{}, value{};
       if constexpr (kOfX || kOfPositions) d = Load<kCount>(d_column + i, rest...);
-      DCN_UNROLL for (int k = 0; k < 4; ++k) {
+      DCN_UNROLL for (int k = 0; k < kCorners; ++k) {
         if constexpr (kOfPositions || kOfWeight) {
           const Vector channels = Load<kCount>(corner[k] + i, rest...);
           if constexpr (kOfPositions) dot[k] += d * channels;
@@ -131,11 +133,12 @@ struct Widened {
   }
 
  private:
-  template <int kCount>
-  static DCN_INLINE void BlendBy(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
+  template <int kCount, int kCorners>
+  static DCN_INLINE void BlendBy(const T* const (&corner)[kCorners], const float (&weight)[kCorners], int64_t count,
+                                 float* out) {
     const auto blend = [&](int64_t c, const auto... rest) DCN_INLINED {  // `rest`: how many lanes, if not all
       FloatsOf<kCount> sum = weight[0] * Load<kCount>(corner[0] + c, rest...);
-      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load<kCount>(corner[i] + c, rest...);
+      DCN_UNROLL for (int i = 1; i < kCorners; ++i) sum += weight[i] * Load<kCount>(corner[i] + c, rest...);
       Store<kCount>(sum, out + c);
     };
     int64_t c = 0;

@@ -17,7 +17,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-template <typename Element, typename T>
+template <typename Element, typename T, int kCorners>
 class Forward {
  public:
   static void Run(Device& device, const Convolution& convolution, const FusedForwardArrays& arrays,
@@ -93,7 +93,7 @@ class Forward {
   };
 
   struct Buffers {
-    TileSamples<true> samples;
+    TileSamples<true, kCorners> samples;
     std::vector<Segment> segments;
     int64_t sums_stride;
     AlignedVector<float> rows, sums;
@@ -144,13 +144,13 @@ class Forward {
     for (int64_t first = 0; first < tile.pixels(); first += kStripPixels) {
       const int64_t pixels = PixelsOfStrip(first, tile.pixels());
       for (const Segment& segment : buffers.segments) {
-        const StripCorners& corners = buffers.samples.Corners(first / kStripPixels, segment.sample);
+        const StripCorners<kCorners>& corners = buffers.samples.Corners(first / kStripPixels, segment.sample);
         SampleSegment(segment, corners, image, pixels, segment.words + first * kRowWords);
       }
     }
   }
 
-  void SampleSegment(const Segment& segment, const StripCorners& corners, const T* image, int64_t pixels,
+  void SampleSegment(const Segment& segment, const StripCorners<kCorners>& corners, const T* image, int64_t pixels,
                      float* words) const {
     // A constant number of channels saves the loop over them.
     constexpr int64_t kFew = Element::VectorChannels(kNarrow), kMany = Element::VectorChannels(kLanes);
@@ -164,16 +164,16 @@ class Forward {
     }
   }
 
-  DCN_INLINE void BlendPixels(const StripCorners& corners, const T* image, int64_t pixels, int64_t count,
+  DCN_INLINE void BlendPixels(const StripCorners<kCorners>& corners, const T* image, int64_t pixels, int64_t count,
                               float* words) const {
-    StripAddresses<const T> addresses;
+    StripAddresses<const T, kCorners> addresses;
     addresses.Compute(corners, image, convolution_.sizes.channels, zeros_.data());
     for (int64_t p = 0; p < pixels; ++p) {
-      const T* corner[4];
-      float weight[4];
-      for (int i = 0; i < 4; ++i) {
+      const T* corner[kCorners];
+      float weight[kCorners];
+      for (int i = 0; i < kCorners; ++i) {
         corner[i] = addresses(i, p);
-        weight[i] = corners.weight[i][p];
+        weight[i] = corners.weight(i, p);
       }
       Element::Blend(corner, weight, count, words + p * kRowWords);
     }

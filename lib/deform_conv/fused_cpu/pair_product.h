@@ -5,8 +5,7 @@
 #include <cstdint>
 
 #include "attributes.h"
-#include "deform_conv/fused_cpu/cotangents.h"
-#include "deform_conv/fused_cpu/forward.h"
+#include "deform_conv/fused_cpu/kernels.h"
 #include "deform_conv/fused_cpu/pairs.h"
 #include "deform_conv/fused_cpu/plan.h"
 #include "deform_conv/fused_cpu/product.h"
@@ -48,10 +47,8 @@ struct PairProduct : RegisterProduct<PairWords> {
   }
 };
 
-constexpr FusedKernels kKernels = {Forward<Pairs<PairProduct>, BF16>::Run, Cotangents<Pairs<PairProduct>, BF16>::Run};
-
 }  // namespace
 
-const FusedKernels& FusedKernelsFor(DType) { return kKernels; }
+const FusedKernels& FusedKernelsFor(DType, bool is_on_grid) { return KernelsOf<Pairs<PairProduct>, BF16>(is_on_grid); }
 
 DCN_END_TARGET

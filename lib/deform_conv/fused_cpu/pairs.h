@@ -34,10 +34,12 @@ struct Pairs {
   static DCN_INLINE Floats Even(Words words) { return (Floats)(words << 16); }
   static DCN_INLINE Floats Odd(Words words) { return (Floats)(words & 0xffff0000); }
 
-  static DCN_INLINE void Blend(const BF16* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
+  template <int kCorners>
+  static DCN_INLINE void Blend(const BF16* const (&corner)[kCorners], const float (&weight)[kCorners], int64_t count,
+                               float* out) {
     for (int64_t c = 0; c < count; c += kPairChannels, out += kLanes) {
       Floats even{}, odd{};
-      DCN_UNROLL for (int i = 0; i < 4; ++i) {
+      DCN_UNROLL for (int i = 0; i < kCorners; ++i) {
         const Words words = LoadWords(corner[i] + c);
         even += weight[i] * Even(words);
         odd += weight[i] * Odd(words);
@@ -158,17 +160,17 @@ struct Pairs {
 
   static constexpr int kNarrowest = kLanes;
 
-  template <bool kOfX, bool kOfPositions, bool kOfWeight, int>
-  static DCN_INLINE void Differentiate(const BF16* const (&corner)[4], const float (&weight)[4], const float* d_column,
-                                       int64_t count, float* const (&sum)[4], Floats (&dot)[4], Columns& columns,
-                                       int64_t pixel, int64_t c) {
+  template <bool kOfX, bool kOfPositions, bool kOfWeight, int, int kCorners>
+  static DCN_INLINE void Differentiate(const BF16* const (&corner)[kCorners], const float (&weight)[kCorners],
+                                       const float* d_column, int64_t count, float* const (&sum)[kCorners],
+                                       Floats (&dot)[kCorners], Columns& columns, int64_t pixel, int64_t c) {
     for (int64_t i = 0; i < count; i += kPairChannels) {
       Floats d_even{}, d_odd{}, even{}, odd{};
       if constexpr (kOfX || kOfPositions) {
         d_even = Load(d_column + i);
         d_odd = Load(d_column + i + kLanes);
       }
-      DCN_UNROLL for (int k = 0; k < 4; ++k) {
+      DCN_UNROLL for (int k = 0; k < kCorners; ++k) {
         if constexpr (kOfPositions || kOfWeight) {
           const Words words = LoadWords(corner[k] + i);
           if constexpr (kOfPositions) dot[k] += d_even * Even(words) + d_odd * Odd(words);

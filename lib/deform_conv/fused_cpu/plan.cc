@@ -78,7 +78,7 @@ int64_t ChooseSplits(const Sizes& sizes, const ChannelSlices& slices) {
 }  // namespace
 
 ChannelSlices::ChannelSlices(const Convolution& convolution) {
-  const auto& [dtype, sizes, positions, product] = convolution;
+  const auto& [dtype, sizes, positions, product, is_on_grid] = convolution;
   const int64_t group_channels = convolution.group_channels();
   channels = std::min(kMaxChannels, group_channels);
   slices_per_group = 1 + (group_channels - 1) / channels;

@@ -178,9 +178,9 @@ struct FusedKernels {
 // The kernels of avx512_bf16, amx and neon_bf16 multiply pairs of bfloat16, and are for no other type. The channels of
 // a feature group and of an offset group must be multiples of PairChannels; for the cotangents, the features of a
 // feature group, too.
-#define DCN_DECLARE_KERNELS(set, ...)         \
-  namespace set {                             \
-  const FusedKernels& FusedKernelsFor(DType); \
+#define DCN_DECLARE_KERNELS(set, ...)                          \
+  namespace set {                                              \
+  const FusedKernels& FusedKernelsFor(DType, bool is_on_grid); \
   }
 DCN_INSTRUCTION_SETS(DCN_DECLARE_KERNELS)
 constexpr int64_t PairChannels(int vector_bytes) { return vector_bytes / int64_t{sizeof(uint16_t)}; }

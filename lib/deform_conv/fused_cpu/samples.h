@@ -32,15 +32,24 @@ struct StripOperands {
   float y[kStripPixels], x[kStripPixels];  // the offset, which locating replaces by the fraction of the location
 };
 
+// The pixels that samples read: the four corners around each, or the one pixel of a sample that lies on the grid.
+template <int kCorners>
 struct StripCorners {
-  float weight[4][kStripPixels];   // bilinear weight · mask
-  int32_t pixel[4][kStripPixels];  // in the image, or -1 if the corner is not read
+  float weights[kCorners][kStripPixels];  // bilinear weight · mask
+  int32_t pixel[kCorners][kStripPixels];  // in the image, or -1 if the corner is not read
 
+  DCN_INLINE float weight(int corner, int64_t i) const { return weights[corner][i]; }
   // Whether any corner is read.
   DCN_INLINE bool is_inside(int64_t i) const { return (pixel[0][i] & pixel[1][i] & pixel[2][i] & pixel[3][i]) >= 0; }
 };
+template <>
+struct StripCorners<1> {
+  int32_t pixel[1][kStripPixels];
 
-static_assert(sizeof(StripCorners) == kSampleBytes * kStripPixels, "plan.cc would choose other tiles");
+  static DCN_INLINE float weight(int, int64_t) { return 1; }
+};
+
+static_assert(sizeof(StripCorners<4>) == kSampleBytes * kStripPixels, "plan.cc would choose other tiles");
 
 // -1 if the row or the column is negative: outside the image.
 DCN_INLINE int32_t PixelIndex(int32_t row, int32_t column, int32_t width) {
@@ -54,6 +63,12 @@ struct StripBox {
   uint32_t first_row[kStripPixels], first_column[kStripPixels];
   int32_t last_row[kStripPixels], last_column[kStripPixels];
 
+  DCN_INLINE void Include(int i, int32_t row, int32_t column) {
+    first_row[i] = std::min(first_row[i], uint32_t(row));
+    first_column[i] = std::min(first_column[i], uint32_t(column));
+    last_row[i] = std::max(last_row[i], row);
+    last_column[i] = std::max(last_column[i], column);
+  }
   void Clear() {
     std::fill_n(first_row, kStripPixels, INT32_MAX);
     std::fill_n(first_column, kStripPixels, INT32_MAX);
@@ -82,7 +97,7 @@ struct StripStart {
 // vectors of 64-bit integers. The arrays do not overlap, so no iteration reads what another one writes.
 template <bool kIsCircular, bool kHasBox>
 DCN_INLINE void LocateSamples(int64_t height, int64_t width, double tap_y, double tap_x, const StripStart& start,
-                              StripOperands& operands, StripCorners& corners, StripBox& box) {
+                              StripOperands& operands, StripCorners<4>& corners, StripBox& box) {
   const int32_t row_pixels = int32_t(width);
   DCN_INDEPENDENT_ITERATIONS
   for (int i = 0; i < kStripPixels; ++i) {
@@ -91,36 +106,46 @@ DCN_INLINE void LocateSamples(int64_t height, int64_t width, double tap_y, doubl
     operands.y[i] = y.fraction;
     operands.x[i] = x.fraction;
     const float mask = operands.mask[i], top = y.weight(0) * mask, bottom = y.weight(1) * mask;
-    corners.weight[0][i] = top * x.weight(0);
-    corners.weight[1][i] = top * x.weight(1);
-    corners.weight[2][i] = bottom * x.weight(0);
-    corners.weight[3][i] = bottom * x.weight(1);
+    corners.weights[0][i] = top * x.weight(0);
+    corners.weights[1][i] = top * x.weight(1);
+    corners.weights[2][i] = bottom * x.weight(0);
+    corners.weights[3][i] = bottom * x.weight(1);
     corners.pixel[0][i] = PixelIndex(y.pixel[0], x.pixel[0], row_pixels);
     corners.pixel[1][i] = PixelIndex(y.pixel[0], x.pixel[1], row_pixels);
     corners.pixel[2][i] = PixelIndex(y.pixel[1], x.pixel[0], row_pixels);
     corners.pixel[3][i] = PixelIndex(y.pixel[1], x.pixel[1], row_pixels);
     if constexpr (!kHasBox) continue;
-    DCN_UNROLL for (int k = 0; k < 2; ++k) {
-      box.first_row[i] = std::min(box.first_row[i], uint32_t(y.pixel[k]));
-      box.first_column[i] = std::min(box.first_column[i], uint32_t(x.pixel[k]));
-      box.last_row[i] = std::max(box.last_row[i], y.pixel[k]);
-      box.last_column[i] = std::max(box.last_column[i], x.pixel[k]);
-    }
+    DCN_UNROLL for (int k = 0; k < 2; ++k) box.Include(i, y.pixel[k], x.pixel[k]);
+  }
+}
+
+// Locates the samples of a tap that no offsets move.
+template <bool kIsCircular, bool kHasBox>
+DCN_INLINE void LocateOnGrid(int64_t height, int64_t width, double tap_y, double tap_x, const StripStart& start,
+                             StripCorners<1>& corners, StripBox& box) {
+  const int32_t row_pixels = int32_t(width);
+  DCN_INDEPENDENT_ITERATIONS
+  for (int i = 0; i < kStripPixels; ++i) {
+    const int32_t row = LocateOnAxis(start.y[i] + tap_y, height, kIsCircular).pixel[0];
+    const int32_t column = LocateOnAxis(start.x[i] + tap_x, width, kIsCircular).pixel[0];
+    corners.pixel[0][i] = PixelIndex(row, column, row_pixels);
+    if constexpr (kHasBox) box.Include(i, row, column);
   }
 }
 
 // The addresses of a strip's corners in an array of pixels. They are computed before they are used, in a loop that the
 // compiler vectorizes, and which is compiled once for all kernels.
-template <typename T>
+template <typename T, int kCorners>
 class StripAddresses {
  public:
   // `first`: the address of pixel `first_pixel`. `stride`: elements of a pixel. `unread`: the address for corners
   // outside of the image.
-  DCN_NOINLINE void Compute(const StripCorners& corners, T* first, int64_t stride, T* unread, int64_t first_pixel = 0) {
+  DCN_NOINLINE void Compute(const StripCorners<kCorners>& corners, T* first, int64_t stride, T* unread,
+                            int64_t first_pixel = 0) {
     const int32_t elements = int32_t(stride);  // a product of 64-bit factors takes several instructions
     const uintptr_t base = reinterpret_cast<uintptr_t>(first) - first_pixel * elements * int64_t{sizeof(T)};
     const uintptr_t other = reinterpret_cast<uintptr_t>(unread);
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < kCorners; ++k) {
       for (int i = 0; i < kStripPixels; ++i) {
         const int32_t pixel = corners.pixel[k][i];
         const uintptr_t read = base + int64_t{pixel} * elements * int64_t{sizeof(T)};
@@ -132,12 +157,12 @@ class StripAddresses {
   DCN_INLINE T* operator()(int corner, int64_t i) const { return reinterpret_cast<T*>(address_[corner][i]); }
 
  private:
-  alignas(64) uintptr_t address_[4][kStripPixels];
+  alignas(64) uintptr_t address_[kCorners][kStripPixels];
 };
 
 // The samples of a tile, of all taps and some offset groups. For the cotangents, it also keeps the operands of the
-// samples and the rectangle of pixels that they read.
-template <bool kIsForward>
+// samples and the rectangle of pixels that they read. With one corner, samples lie on the grid and have no operands.
+template <bool kIsForward, int kCorners>
 class TileSamples {
  public:
   TileSamples(const Convolution& convolution, int64_t max_offset_groups, int64_t max_pixels)
@@ -146,7 +171,7 @@ class TileSamples {
         mask_(static_cast<const float*>(convolution.positions.mask)),
         taps_(convolution.sizes.taps()),
         max_samples_(max_offset_groups * taps_),
-        operands_(max_samples_ * (kIsForward ? 1 : Strips(max_pixels))),
+        operands_(kIsOnGrid ? 0 : max_samples_ * (kIsForward ? 1 : Strips(max_pixels))),
         corners_(max_samples_ * Strips(max_pixels)),
         outputs_(Strips(max_pixels) * kStripPixels) {
     distances_.reserve(max_samples_);
@@ -168,15 +193,12 @@ class TileSamples {
     box.Clear();
     for (int64_t strip = 0; strip < Strips(tile.pixels()); ++strip) {
       const StripStart start = FindOutputs(tile, strip * kStripPixels);
-      ReadOperands(strip, PixelsOfStrip(strip * kStripPixels, tile.pixels()));
+      if constexpr (!kIsOnGrid) ReadOperands(strip, PixelsOfStrip(strip * kStripPixels, tile.pixels()));
       for (int64_t s = 0; s < count_; ++s) {
-        const auto [tap_y, tap_x] = distances_[s];
-        StripOperands& operands = operands_[OperandsIndex(strip, s)];
-        StripCorners& corners = corners_[strip * max_samples_ + s];
         if (sizes.window.circular) {
-          LocateSamples<true, !kIsForward>(sizes.height, sizes.width, tap_y, tap_x, start, operands, corners, box);
+          LocateSample<true>(strip, s, start, box);
         } else {
-          LocateSamples<false, !kIsForward>(sizes.height, sizes.width, tap_y, tap_x, start, operands, corners, box);
+          LocateSample<false>(strip, s, start, box);
         }
       }
     }
@@ -192,7 +214,7 @@ class TileSamples {
   }
 
   // `sample`: of an output pixel, counted through all offset groups.
-  const StripCorners& Corners(int64_t strip, int64_t sample) const {
+  const StripCorners<kCorners>& Corners(int64_t strip, int64_t sample) const {
     return corners_[strip * max_samples_ + sample - first_];
   }
   const StripOperands& Operands(int64_t strip, int64_t sample) const {
@@ -203,11 +225,25 @@ class TileSamples {
  private:
   using Four = FloatsOf<4>;
   static constexpr int64_t kSquare = 4;
+  static constexpr bool kIsOnGrid = kCorners == 1;
 
   static int64_t Strips(int64_t pixels) { return (pixels + kStripPixels - 1) / kStripPixels; }
 
   // `s` counts the located samples of a pixel.
   int64_t OperandsIndex(int64_t strip, int64_t s) const { return kIsForward ? s : strip * max_samples_ + s; }
+
+  template <bool kIsCircular>
+  DCN_INLINE void LocateSample(int64_t strip, int64_t s, const StripStart& start, StripBox& box) {
+    const Sizes& sizes = convolution_.sizes;
+    const auto [tap_y, tap_x] = distances_[s];
+    StripCorners<kCorners>& corners = corners_[strip * max_samples_ + s];
+    if constexpr (kIsOnGrid) {
+      LocateOnGrid<kIsCircular, !kIsForward>(sizes.height, sizes.width, tap_y, tap_x, start, corners, box);
+    } else {
+      LocateSamples<kIsCircular, !kIsForward>(sizes.height, sizes.width, tap_y, tap_x, start,
+                                              operands_[OperandsIndex(strip, s)], corners, box);
+    }
+  }
 
   // Finds the output pixels of the strip that begins at pixel `first`. Padding pixels are outside of the image.
   StripStart FindOutputs(const OutputTile& tile, int64_t first) {
@@ -279,7 +315,7 @@ class TileSamples {
   int64_t taps_, max_samples_, first_ = 0, count_ = 0;
   std::vector<TapDistance> distances_;  // of each sample
   AlignedVector<StripOperands> operands_;
-  AlignedVector<StripCorners> corners_;
+  AlignedVector<StripCorners<kCorners>> corners_;
   AlignedVector<int64_t> outputs_;
   PixelBox box_;
 };

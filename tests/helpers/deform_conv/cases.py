@@ -111,6 +111,41 @@ class Case:
         return y.reshape(*self.batch, *y.shape[1:]), Operands(**gradients)
 
 
+class GridOperands(NamedTuple):
+    """The array arguments of a convolution without offsets, or one gradient for each of them."""
+
+    x: Any
+    weight: Any
+    bias: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GridCase:
+    """A case without offset and mask, which is an ordinary convolution."""
+
+    case: Case
+
+    def __str__(self):
+        return self.case.name
+
+    def with_backend(self, backend=None, **options):
+        function = self.case.with_backend(backend, **options)
+        return lambda x, weight, bias=None: function(x, None, weight, bias)
+
+    def operands(self, seed=0, lead=()):
+        x, _, weight, bias, _ = self.case.operands(seed, lead=lead)
+        return GridOperands(x, weight, bias)
+
+    def cotangent(self, seed=0, lead=()):
+        return self.case.cotangent(seed, lead)
+
+    def expected(self, cotangent, operands):
+        """(y, gradients) of the numpy reference, with offsets of zero."""
+        zeros = np.zeros_like(self.case.operands().offset)
+        y, gradients = self.case.expected(cotangent, Operands(operands.x, zeros, *operands[1:]))
+        return y, GridOperands(gradients.x, gradients.weight, gradients.bias)
+
+
 CASES = [
     Case("plain", (5, 6), 4, 3, (3, 3), convolution=Convolution(padding="SAME")),
     Case("valid", (5, 4), 2, 3, (3, 2), batch=(3,), convolution=Convolution(padding="VALID")),

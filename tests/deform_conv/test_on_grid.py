@@ -1,0 +1,231 @@
+"""Convolutions without offsets, beside XLA's convolution and beside offsets of zero."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_dcn
+from jax_dcn._operators.deform_conv import plan
+from jax_dcn._primitive import extension
+from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.lowered import lowered_for
+
+pytestmark = pytest.mark.platforms("cpu")
+
+has_fused = pytest.mark.skipif(plan.INSTRUCTIONS == "portable", reason="the fused kernels are slow here")
+PRODUCT, SHIFTS = "a matrix product", "a sum of shifted products"
+
+# The image, the channels, the kernel, the features, options, and how it is computed on a CPU: path and choice.
+CASES = {
+    "ordinary": ((9, 8), 16, (3, 3), 32, {}, ("fused", "")),
+    "strided": ((9, 8), 16, (3, 2), 40, {"strides": (2, 3), "kernel_dilation": (1, 2)}, ("fused", "")),
+    "padded": ((5, 6), 33, (2, 3), 32, {"padding": ((3, 0), (-1, 4))}, ("fused", "")),
+    "groups": ((7, 5), 32, (3, 3), 64, {"feature_group_count": 4}, ("fused", "")),
+    "torus": ((7, 5), 16, (3, 4), 32, {"padding": "CIRCULAR", "kernel_dilation": (4, 1)}, ("fused", "")),
+    "signal": ((11,), 16, (3,), 32, {"strides": 2}, ("fused", "")),
+    "channels_first": ((9, 8), 16, (3, 3), 32, {"data_format": "NCHW"}, ("fused", "")),
+    "one_tap": ((9, 8), 7, (1, 1), 5, {}, ("xla", PRODUCT)),
+    "strided_tap": ((9, 8), 7, (1, 1), 5, {"strides": (2, 3), "padding": "VALID"}, ("xla", PRODUCT)),
+    "padded_tap": ((9, 8), 16, (1, 1), 32, {"padding": 1}, ("fused", "")),
+    "depthwise": ((9, 8), 6, (3, 2), 6, {"feature_group_count": 6}, ("xla", SHIFTS)),
+    "strided_depthwise": (
+        (9, 8), 6, (3, 2), 12,
+        {"feature_group_count": 6, "strides": (3, 2), "padding": ((4, 2), (-1, 1)), "kernel_dilation": 2},
+        ("xla", SHIFTS),
+    ),
+    "depthwise_torus": ((5, 4), 6, (3, 2), 6, {"feature_group_count": 6, "padding": "CIRCULAR"}, ("xla", SHIFTS)),
+    "depthwise_volume": ((3, 4, 5), 4, (3, 2, 3), 4, {"feature_group_count": 4, "strides": (1, 2, 1)}, ("xla", SHIFTS)),
+    "few_channels": ((9, 8), 3, (3, 3), 32, {}, ("xla", "")),
+    "few_features": ((9, 8), 16, (3, 3), 4, {}, ("xla", "")),
+    "volume": ((3, 4, 5), 16, (3, 3, 2), 32, {}, ("xla", "")),
+    "no_images": ((9, 8), 7, (1, 1), 5, {"batch": 0}, ("xla", "")),
+    "no_output": ((2, 2), 6, (3, 3), 6, {"feature_group_count": 6, "padding": "VALID"}, ("xla", "")),
+}  # fmt: skip
+BITS = ("ordinary", "strided", "padded", "groups", "torus")
+
+
+def problem(name, dtype="float32"):
+    """A function of x, weight and bias, another one of XLA's convolution, the operands, and a cotangent."""
+    image, channels, kernel, features, options, _ = CASES[name]
+    options = dict(options)
+    random, batch = np.random.default_rng(0), options.pop("batch", 2)
+    shapes = (batch, *image, channels), (*kernel, channels // options.get("feature_group_count", 1), features)
+    x, weight, bias = (jnp.asarray(random.normal(size=shape), dtype) for shape in (*shapes, (features,)))
+    if options.get("data_format") == "NCHW":
+        x, weight = jnp.moveaxis(x, -1, 1), jnp.transpose(weight, (3, 2, 0, 1))
+    function = getattr(jax_dcn, f"deform_conv{len(image)}d")
+
+    def ours(x, weight, bias=None, offset=None, backend=None):
+        return function(x, offset, weight, bias, backend=backend, **options)
+
+    y = jax.eval_shape(ours, x, weight)
+    return (
+        ours,
+        functools.partial(by_xla, **options),
+        (x, weight, bias),
+        jnp.asarray(random.normal(size=y.shape), dtype),
+    )
+
+
+def by_xla(
+    x, weight, bias=None, strides=1, padding="SAME", kernel_dilation=1, feature_group_count=1, data_format="NHWC"
+):
+    dims = weight.ndim - 2
+    strides, kernel_dilation = (
+        (value,) * dims if isinstance(value, int) else value for value in (strides, kernel_dilation)
+    )
+    if padding == "CIRCULAR":
+        reach = [(k - 1) * d for k, d in zip(weight.shape, kernel_dilation, strict=False)]
+        x = jnp.pad(x, [(0, 0), *[(r // 2, r - r // 2) for r in reach], (0, 0)], mode="wrap")
+        padding = "VALID"
+    padding = [(padding, padding)] * dims if isinstance(padding, int) else padding
+    space = "DHW"[-dims:]
+    numbers = ("NCHW", "OIHW", "NCHW") if data_format == "NCHW" else (f"N{space}C", f"{space}IO", f"N{space}C")
+    y = lax.conv_general_dilated(
+        x,
+        weight,
+        strides,
+        padding,
+        rhs_dilation=kernel_dilation,
+        dimension_numbers=numbers,
+        feature_group_count=feature_group_count,
+    )
+    if bias is None:
+        return y
+    return y + (jnp.reshape(bias, (-1, 1, 1)) if data_format == "NCHW" else bias)
+
+
+def pull_back(function, operands, cotangent):
+    """The result and the gradients."""
+    y, pullback = jax.vjp(function, *operands)
+    return y, pullback(cotangent)
+
+
+def assert_near(actual, expected, tolerance):
+    """Within a part of the largest value of each array."""
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, np.asarray(e, np.float64), 0, tolerance * np.abs(e).max(initial=0))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2.0**-19), ("bfloat16", 2.0**-6), ("float64", 1e-12)])
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(name, dtype, tolerance, x64):
+    ours, theirs, operands, cotangent = problem(name, dtype)
+    exact = [array.astype("float64") for array in operands]
+    expected = jax.jit(functools.partial(pull_back, theirs))(exact, cotangent.astype("float64"))
+    found = jax.jit(functools.partial(pull_back, ours))(operands, cotangent)
+    assert all(array.dtype == dtype for array in jax.tree.leaves(found))
+    assert_near(found, expected, tolerance)
+    weight_alone = jax.jit(jax.grad(lambda weight: jnp.vdot(cotangent, ours(operands[0], weight)).astype(float)))
+    assert_near(weight_alone(operands[1]), expected[1][1], tolerance)
+
+
+@has_fused
+@pytest.mark.parametrize("name", CASES)
+def test_how_it_is_computed(name, limits_of_the_package):
+    ours, _, (x, weight, _), _ = problem(name)
+    found = {of.computation: (of.path, str(of.choices or "")) for of in jax_dcn.kernel_plan(ours, x, weight)}
+    assert found["forward"] == CASES[name][-1]
+    # XLA is slow at gradients of weights with few features, or with groups.
+    is_slow_in_xla = name in ("few_features", "no_output")
+    assert (found["weight"][0] == "fused") == (found["forward"][0] == "fused" or is_slow_in_xla)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", BITS)
+def test_the_bits_are_those_of_offsets_of_zero(name, dtype):
+    ours, _, operands, cotangent = problem(name, dtype)
+    taps = math.prod(operands[1].shape[:-2])
+    zeros = jnp.zeros((*cotangent.shape[:-1], 2 * taps))
+    of_offset = (functools.partial(ours, offset=offset, backend="fused") for offset in (None, zeros))
+    found, expected = (jax.jit(functools.partial(pull_back, of))(operands, cotangent) for of in of_offset)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+def test_neighbours_are_not_read():
+    """Infinity times the weight zero of a corner would be NaN."""
+    ours, theirs, (x, weight, bias), _ = problem("ordinary")
+    x = x.at[0, 4, 4].set(jnp.inf)
+    weight = jnp.abs(weight)  # the sums of infinities are infinite
+    found, expected = ours(x, weight, bias, backend="fused"), theirs(x, weight, bias)
+    assert np.isinf(found).any() and np.array_equal(np.isinf(found), np.isinf(expected)) and not np.isnan(found).any()
+
+
+@pytest.mark.parametrize("name", ["ordinary", "signal", "strided_tap", "depthwise", "few_channels"])
+def test_further_derivatives_and_batches(name):
+    ours, theirs, (x, weight, bias), _ = problem(name)
+
+    def results(function):
+        def loss(x, weight, bias):
+            return jnp.sin(function(x, weight, bias) / 8).sum()
+
+        gradient = jax.grad(loss, (0, 1, 2))
+        _, tangent = jax.jvp(function, (x, weight, bias), (x + 1, weight - 1, 2 * bias))
+        _, second = jax.jvp(gradient, (x, weight, bias), (x + 1, weight - 1, 2 * bias))
+        weights = jnp.stack([weight, -weight, 2 * weight])
+        over_weights = jax.vmap(gradient, (None, 0, None))(x, weights, bias)
+        over_images = jax.vmap(gradient, (0, None, None))(jnp.stack([x, 3 - x]), weight, bias)
+        return tangent, second, over_weights, over_images
+
+    assert_near(*(jax.jit(lambda f=f: results(f))() for f in (ours, theirs)), 2.0**-15)
+
+
+def test_results_of_another_type():
+    _, theirs, (x, weight, _), _ = problem("ordinary", "bfloat16")
+    wide = functools.partial(jax_dcn.deform_conv2d, preferred_element_type=jnp.float32)
+
+    def loss(function):
+        return lambda x, weight: jnp.sin(function(x, weight)).sum()
+
+    wide_gradients = jax.grad(loss(lambda x, weight: wide(x, None, weight)), (0, 1))(x, weight)
+    exact = [array.astype(jnp.float32) for array in (x, weight)]
+    assert wide(x, None, weight).dtype == jnp.float32
+    assert_near(wide(x, None, weight), theirs(*exact), 2.0**-18)
+    assert_near(wide_gradients, jax.grad(loss(theirs), (0, 1))(*exact), 2.0**-6)
+
+
+@pytest.mark.parametrize("name", ["padded", "strided_tap", "strided_depthwise"])
+def test_exported_functions_of_any_size(name):
+    ours, _, (x, weight, _), _ = problem(name)  # whose padding is known
+
+    def with_gradients(x, weight):
+        return jax.value_and_grad(lambda x, weight: jnp.sin(ours(x, weight)).sum(), (0, 1))(x, weight)
+
+    size = jax.export.symbolic_shape("batch, height, width", constraints=["height >= 4", "width >= 4"])
+    shapes = jax.ShapeDtypeStruct((*size, x.shape[-1]), x.dtype), jax.ShapeDtypeStruct(weight.shape, weight.dtype)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(call) for call in extension.custom_calls]
+    exported = jax.export.export(jax.jit(with_gradients), disabled_checks=checks)(*shapes)
+    assert_near(exported.call(x, weight), with_gradients(x, weight), 2.0**-18)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "channels_first" and "torus" not in name])
+@pytest.mark.parametrize("target", ["cuda", "tpu"])
+def test_other_platforms_get_the_convolution_of_xla(name, target):
+    ours, theirs, operands, _ = problem(name)
+
+    def with_gradients(function):
+        return jax.value_and_grad(lambda x, weight: jnp.sin(function(x, weight)).sum(), (0, 1))
+
+    found, expected = (lowered_for(target, with_gradients(f), *operands[:2]) for f in (ours, theirs))
+    assert found == expected
+
+
+def test_one_gradient_by_itself():
+    ours, _, (x, weight, _), cotangent = problem("strided")
+    options = CASES["strided"][4]
+    _, (d_x, d_weight) = pull_back(ours, (x, weight), cotangent)
+    assert_near(jax_dcn.deform_conv2d_input_grad(cotangent, x, None, weight, **options), d_x, 2.0**-18)
+    assert_near(jax_dcn.deform_conv2d_weight_grad(cotangent, x, None, weight, **options), d_weight, 2.0**-18)
+    with pytest.raises(TypeError, match="offset must be an array, got None"):
+        jax_dcn.deform_conv2d_offset_grad(cotangent, x, None, weight, **options)
+
+
+def test_what_the_fused_kernels_cannot_do_is_refused(x64):
+    ours, _, (x, weight, _), _ = problem("ordinary", "float64")
+    with pytest.raises(ValueError, match="backend='fused' cannot compute the forward: the data are float64"):
+        ours(x, weight, backend="fused")
