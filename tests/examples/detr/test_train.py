@@ -5,10 +5,12 @@ import functools
 import json
 import re
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
@@ -292,3 +294,23 @@ def test_the_optimiser():
     found = updates(frozen, {"backbone": {"conv1": {"kernel": jnp.full(2, 1e12)}}, "x": {"kernel": jnp.ones(2)}})
     assert found["backbone"]["conv1"]["kernel"] == 0
     assert_allclose(found["x"]["kernel"], -1, rtol=1e-4)
+
+
+def test_the_optimiser_is_that_of_optax():
+    """Over steps whose gradients are clipped and steps whose are not."""
+    recipe = Recipe(8, learning_rate=0.1, warmup=3, decay_from=0.5, weight_decay=0.1, clip_norm=1.0)
+    usual = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate(recipe), weight_decay=0.1))
+    random = np.random.default_rng(0)
+    params, *steps = (
+        {name: {"kernel": np.float32(size * random.normal(size=(3, 2)))} for name in ("a", "b")}
+        for size in (1, 0.1, 1, 9, 0.1, 1, 9)
+    )
+
+    def trained(optimiser):
+        found, state = params, optimiser.init(params)
+        for gradients in steps:
+            updates, state = optimiser.update(gradients, state, found)
+            found = optax.apply_updates(found, updates)
+        return found
+
+    jax.tree.map(partial(assert_allclose, rtol=1e-5), trained(make_optimiser(recipe)), trained(usual))
