@@ -81,14 +81,19 @@ def batches(folder, size=2):
 
 
 @pytest.mark.slow
-def test_the_command(folder, tmp_path, capsys):
+def test_the_command(folder, tmp_path, capsys, caplog):
+    jax.clear_caches()
     options = [*FEW, "--out", str(tmp_path), "--validation", *data(folder), "--evaluate-every", "2"]
     config, settings = tmp_path / "config.json", json.loads(CONFIG.read_text())
     settings |= {"weight_loss_bbox": 0, "matcher_alpha": 0.25, "num_querys": 5}
     settings["backbone_config"]["depth"] = [1, 1, 1, 1]
     config.write_text(json.dumps(settings))
     (tmp_path / "processor_config.json").write_text('{"image_processor": {"do_normalize": true}}')
-    main([*data(folder), "--config", str(config), *options])
+    with jax.log_compiles():
+        main([*data(folder), "--config", str(config), *options])
+    compiled = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    programs = ("_init", "first_state", "train_step", "find")
+    assert [compiled.count(name) for name in programs] == [1] * len(programs)  # pictures have that of evaluations
     printed = capsys.readouterr().out
     (without_effect,) = re.findall(f"Settings in {config} without an effect: (.*)", printed)
     assert {"num_querys", "backbone_config.depth"} <= {*without_effect.split(", ")}
