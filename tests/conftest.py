@@ -11,6 +11,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     ["--xla_force_host_platform_device_count=8", "--xla_gpu_autotune_level=0", os.environ.get("XLA_FLAGS", "")]
 )
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+# Tests neither use nor fill the programs that the user keeps.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ["MPLBACKEND"] = "agg"
 
 import hypothesis

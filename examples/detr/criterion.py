@@ -5,6 +5,7 @@ the weighted losses by name; training minimises their sum. docs/detection_transf
 transformers differ.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,23 +53,23 @@ class DeformableDetrLosses:
     def __call__(self, outputs: Outputs, targets: Targets, denoising: Denoising | None = None) -> Losses:
         """The losses by name. The last layer has no suffix, layer i has `_i`, and the first stage has `_enc`."""
         count = _count(targets)
-        assigned = match(outputs.layers.logits, outputs.layers.boxes, targets, self.costs)
-        last = len(assigned) - 1
-        found: Losses = {}
-        for index, of_layer in enumerate(assigned):
-            suffix = "" if index == last else f"_{index}"
-            found |= self._losses(_layer(outputs.layers, index), targets.of(of_layer), count, suffix)
+        layers = _sets(outputs.layers)
+        suffixes = [*(f"_{index}" for index in range(len(layers.logits) - 1)), ""]
+        found = self._losses(layers, targets, count, suffixes)
         if outputs.proposals is not None:
             # The first stage finds objects, whatever their class.
             objects = targets._replace(labels=jnp.minimum(targets.labels, 0))
-            [of_pixels] = match(outputs.proposals.logits[None], outputs.proposals.boxes[None], objects, self.costs)
-            found |= self._losses(outputs.proposals, objects.of(of_pixels), count, "_enc")
+            found |= self._losses(jax.tree.map(lambda leaf: leaf[None], outputs.proposals), objects, count, ["_enc"])
         return found
 
-    def _losses(self, found, own, count, suffix):
-        classes = jax.nn.one_hot(own.labels, found.logits.shape[-1], dtype=found.logits.dtype)
-        loss = self.classes * optax.sigmoid_focal_loss(found.logits, classes, alpha=self.alpha).sum() / count
-        return {f"loss_ce{suffix}": loss} | _box_losses(self, found, own, count, suffix)
+    def _losses(self, sets, targets, count, suffixes):
+        def of_set(found, assigned):
+            own = targets.of(assigned)
+            classes = jax.nn.one_hot(own.labels, found.logits.shape[-1], dtype=found.logits.dtype)
+            loss = self.classes * optax.sigmoid_focal_loss(found.logits, classes, alpha=self.alpha).sum() / count
+            return {"loss_ce": loss} | _box_losses(self, found, own, count)
+
+        return _by_set(of_set, suffixes, sets, match(*sets, targets, self.costs))
 
 
 @dataclass(frozen=True)
@@ -89,26 +90,30 @@ class RTDetrLosses:
         """The losses by name. The last layer has no suffix, the other layers and then the proposals have `_aux_i`, and
         the denoising queries have `_dn_i`."""
         count = _count(targets)
-        sets = [*_layers(outputs.layers), outputs.proposals]
-        last = len(sets) - 2
-        found: Losses = {}
-        for index, (predicted, of_set) in enumerate(zip(sets, _match_all(sets, targets, self.costs), strict=True)):
-            suffix = "" if index == last else f"_aux_{index - (index > last)}"
-            found |= self._losses(predicted, targets.of(of_set), count, suffix)
+        sets = _sets(outputs.layers, outputs.proposals)
+        others = len(sets.logits) - 1
+        suffixes = [*(f"_aux_{index}" for index in range(others - 1)), "", f"_aux_{others - 1}"]
+
+        def of_set(predicted, assigned):
+            return self._losses(predicted, targets.of(assigned), count)
+
+        found = _by_set(of_set, suffixes, sets, match(*sets, targets, self.costs))
         if denoising is not None and outputs.denoising is not None:
-            own, count = targets.of(denoising.targets), _count(targets) * denoising.groups
-            for index, predicted in enumerate(_layers(outputs.denoising)):
-                found |= self._losses(predicted, own, count, f"_dn_{index}", denoising.present)
+            suffixes = [f"_dn_{index}" for index in range(others)]
+            found |= self._denoising_losses(_sets(outputs.denoising), suffixes, targets, denoising)
         return found
 
-    def _class_loss(self, found, own, count, suffix, present=True):
+    def _denoising_losses(self, sets, suffixes, targets, denoising):
+        own, count = targets.of(denoising.targets), _count(targets) * denoising.groups
+        return _by_set(lambda predicted: self._losses(predicted, own, count, denoising.present), suffixes, sets)
+
+    def _class_loss(self, found, own, count, present=True):
         quality = box_quality(found.boxes, own)
         loss = varifocal(found.logits, own.labels, quality, self.alpha, self.gamma).sum(-1)
-        return {f"loss_vfl{suffix}": self.vfl * jnp.where(present, loss, 0).sum() / count}
+        return {"loss_vfl": self.vfl * jnp.where(present, loss, 0).sum() / count}
 
-    def _losses(self, found, own, count, suffix, present=True):
-        of_classes = self._class_loss(found, own, count, suffix, present)
-        return of_classes | _box_losses(self, found, own, count, suffix)
+    def _losses(self, found, own, count, present=True):
+        return self._class_loss(found, own, count, present) | _box_losses(self, found, own, count)
 
 
 @dataclass(frozen=True)
@@ -128,69 +133,68 @@ class DFineLosses(RTDetrLosses):
     def __call__(self, outputs: Outputs, targets: Targets, denoising: Denoising | None = None) -> Losses:
         """The losses by name. The last layer has no suffix, the others have `_aux_i`, the plain head has `_pre`, the
         proposals have `_enc_0`, and the denoising queries have `_dn_i` and `_dn_pre`."""
-        layers = _layers(outputs.layers)
-        sets = [*layers, outputs.layers.first, outputs.proposals]
-        suffixes = [*(f"_aux_{index}" for index in range(len(layers) - 1)), "", "_pre", "_enc_0"]
-        assigned = _match_all(sets, targets, self.costs)
+        sets = _sets(outputs.layers, outputs.layers.first, outputs.proposals)
+        layers = len(outputs.layers.logits)
+        suffixes = [*(f"_aux_{index}" for index in range(layers - 1)), "", "_pre", "_enc_0"]
+        assigned = match(*sets, targets, self.costs)
         union = _most_frequent(assigned, targets.labels.shape[1])
         of_union, count, size = targets.of(union), _count(targets), jnp.maximum((union >= 0).sum(), 1)
         shares = _shares(of_union.valid)
-        found: Losses = {}
-        for predicted, of_set, suffix in zip(sets, assigned, suffixes, strict=True):
-            found |= self._class_loss(predicted, targets.of(of_set), count, suffix)
-            found |= _box_losses(self, predicted, of_union, size, suffix)
+
+        def of_set(predicted, assigned):
+            of_classes = self._class_loss(predicted, targets.of(assigned), count)
+            return of_classes | _box_losses(self, predicted, of_union, size)
+
+        found = _by_set(of_set, suffixes, sets, assigned)
         found |= self._distribution_losses(outputs.layers, of_union, size, shares, suffixes)
         if denoising is not None and outputs.denoising is not None:
             own, count = targets.of(denoising.targets), count * denoising.groups
-            suffixes = [*(f"_dn_{index}" for index in range(len(layers))), "_dn_pre"]
-            for predicted, suffix in zip([*_layers(outputs.denoising), outputs.denoising.first], suffixes, strict=True):
-                found |= self._losses(predicted, own, count, suffix, denoising.present)
+            suffixes = [*(f"_dn_{index}" for index in range(layers)), "_dn_pre"]
+            sets = _sets(outputs.denoising, outputs.denoising.first)
+            found |= self._denoising_losses(sets, suffixes, targets, denoising)
             found |= self._distribution_losses(outputs.denoising, own, count, shares, suffixes, denoising.present)
         return found
 
     def _distribution_losses(self, predictions, own, count, shares, suffixes, present=True):
-        found: Losses = {}
-        teacher, last = predictions.corners[-1], len(predictions.corners) - 1
+        corners, boxes, last = predictions.corners, predictions.boxes, len(predictions.corners) - 1
         taught_quality = jax.nn.sigmoid(predictions.logits[-1]).max(-1)
-        for index, (corners, boxes) in enumerate(zip(predictions.corners, predictions.boxes, strict=True)):
-            suffix = suffixes[index]
-            local = fine_grained_localisation(corners, boxes, predictions.reference, own, self.distribution)
-            found[f"loss_fgl{suffix}"] = self.fgl * local.sum() / count
-            if index < last:
-                quality = jnp.where(own.valid, box_quality(boxes, own), taught_quality)
-                loss = distillation(corners, teacher, quality, self.temperature)
-                means = [_mean(loss, kind & present) for kind in (own.valid, ~own.valid)]
-                found[f"loss_ddf{suffix}"] = self.ddf * sum(
-                    share * mean for share, mean in zip(shares, means, strict=True)
-                )
-        return found
+
+        def localisation(corners, boxes):
+            loss = fine_grained_localisation(corners, boxes, predictions.reference, own, self.distribution)
+            return {"loss_fgl": self.fgl * loss.sum() / count}
+
+        def taught(student, boxes):
+            quality = jnp.where(own.valid, box_quality(boxes, own), taught_quality)
+            loss = distillation(student, corners[-1], quality, self.temperature)
+            means = [_mean(loss, kind & present) for kind in (own.valid, ~own.valid)]
+            return {"loss_ddf": self.ddf * sum(share * mean for share, mean in zip(shares, means, strict=True))}
+
+        found = _by_set(localisation, suffixes[: last + 1], corners, boxes)
+        return found | _by_set(taught, suffixes[:last], corners[:-1], boxes[:-1])
 
 
-def _box_losses(weights, found, own, count, suffix):
+def _box_losses(weights, found, own, count):
     """The losses of boxes, weighted by `l1` and `giou` of a criterion."""
     l1, giou = box_losses(found.boxes, own)
-    return {
-        f"loss_bbox{suffix}": weights.l1 * l1.sum() / count,
-        f"loss_giou{suffix}": weights.giou * giou.sum() / count,
-    }
+    return {"loss_bbox": weights.l1 * l1.sum() / count, "loss_giou": weights.giou * giou.sum() / count}
 
 
-def _layer(predictions: Predictions, index: int) -> Detections:
-    return Detections(predictions.logits[index], predictions.boxes[index])
+def _sets(predictions: Predictions, *others: Detections) -> Detections:
+    """The detections of all layers and others of the same shape, stacked."""
+    layers = Detections(predictions.logits, predictions.boxes)
+    return jax.tree.map(lambda leaf, *rest: jnp.concatenate([leaf, *(one[None] for one in rest)]), layers, *others)
 
 
-def _layers(predictions: Predictions) -> list[Detections]:
-    return [_layer(predictions, index) for index in range(len(predictions.logits))]
+def _by_set(losses, suffixes, *sets):
+    """The losses of each set by their names and its suffix. They are mapped, because repeated ones compile slowly."""
+    found = jax.vmap(losses)(*sets)
+    pairs = itertools.product(enumerate(suffixes), found.items())
+    return {f"{name}{suffix}": values[index] for (index, suffix), (name, values) in pairs}
 
 
 def _count(targets):
     """The number of targets of the batch, at least 1."""
     return jnp.maximum(targets.valid.sum(), 1)
-
-
-def _match_all(sets, targets, costs):
-    """`match` of detections of equal shapes."""
-    return match(*(jnp.stack(parts) for parts in zip(*sets, strict=True)), targets, costs)
 
 
 def _most_frequent(assigned, count):

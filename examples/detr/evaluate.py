@@ -99,7 +99,7 @@ def draw(
 ) -> None:
     """Writes a picture of a batch of images: above what was found, below where its best objects were looked for."""
     _, (images, masks) = next(iter(evaluation_batches(dataset, processor, loading)))
-    found = jax.device_get(find(detector, variables, images, masks))
+    found = jax.device_get(find(detector, variables, *shared((images, masks))))
     count = min(4, len(images))
     figure = Figure(figsize=(4 * count, 8.2), layout="constrained")
     for column, axes in enumerate(figure.subplots(2, count, squeeze=False).T):

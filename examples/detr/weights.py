@@ -161,8 +161,12 @@ def fill(
 def initialise(config: Mapping[str, Any], key: jax.Array, dtype: DTypeLike | None = None) -> Checkpoint:
     """A model of a config.json with random weights, as for training from nothing."""
     model = make_model(config, dtype)
-    variables = jax.jit(model.init)(key, jnp.zeros((1, INIT_SIZE, INIT_SIZE, 3)))
+    variables = jax.jit(_init, static_argnums=0)(model, key)
     return Checkpoint(model, variables, dict(config), Preprocessor.from_json(config["model_type"], {}))
+
+
+def _init(model, key):
+    return model.init(key, jnp.zeros((1, INIT_SIZE, INIT_SIZE, 3)))
 
 
 def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Checkpoint:
@@ -171,15 +175,25 @@ def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Chec
     if list(labels) == checkpoint.labels:
         return checkpoint
     places = classes.places(labels, checkpoint.labels)
-    fresh = initialise(with_labels(checkpoint.config, labels), key, checkpoint.model.dtype)
+    config = with_labels(checkpoint.config, labels)
+    model = make_model(config, checkpoint.model.dtype)
 
-    def kept(path, new, old):
-        if not any(entry.key.startswith(OF_CLASSES) for entry in path):
+    @jax.jit
+    def fresh(key):
+        """The new weights; None, for which nothing is compiled, where the old ones stay."""
+
+        def chosen(path, leaf):
+            return leaf if any(entry.key.startswith(OF_CLASSES) for entry in path) else None
+
+        return jax.tree_util.tree_map_with_path(chosen, _init(model, key))
+
+    def kept(path, old, new):
+        if new is None:
             return old
         return classes.with_rows(new, old, places, axis=0 if path[-1].key == "embedding" else -1)
 
-    variables = jax.tree_util.tree_map_with_path(kept, fresh.variables, checkpoint.variables)
-    return fresh._replace(variables=variables, processor=checkpoint.processor)
+    variables = jax.tree_util.tree_map_with_path(kept, checkpoint.variables, fresh(key))
+    return checkpoint._replace(model=model, variables=variables, config=config)
 
 
 def with_labels(config: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .loop import Run, Start, StartError, fit
@@ -32,7 +32,7 @@ def fit_on(
             f"batch_size must be a multiple of {len(devices)} devices times accumulate={recipe.accumulate}, got "
             f"{recipe.batch_size}"
         )
-    mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
+    mesh = mesh_of(devices)
     whole = NamedSharding(mesh, P())
     make = jax.jit(make, out_shardings=whole)
     with jax.set_mesh(mesh):
@@ -40,6 +40,11 @@ def fit_on(
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)
         start = Start(lambda: make(variables), like)
         return fit(step, start, lambda steps: map(shared, batches(steps)), recipe, directory, **options)
+
+
+def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh of devices that share each batch."""
+    return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
 
 
 def shared(batch: Any) -> Any:

@@ -20,7 +20,7 @@ POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate"
 POSITIVE |= {"checkpoint_every", "evaluate_every"}
 # What --evaluate-only uses.
 EVALUATION = {"annotations", "images", "checkpoint", "validation", "evaluate_only", "dtype", "workers", "batch_size"}
-EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust"}
+EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust", "no_cache"}
 RANGES = {  # of other numbers, which otherwise must not be negative
     "decay_from": (0, 1),
     "clip_norm": (1e-9, math.inf),

@@ -10,6 +10,7 @@ import jax
 from . import curves
 from .checkpoints import StartError, locked
 from .coco import Dataset, ImageError
+from .devices import mesh_of
 from .files import digest, to_json
 from .gradients import described_rates
 from .loop import Run, evaluations_since_best
@@ -46,6 +47,7 @@ def run(
     best, model = (out / f"{name}{suffix}" for name in ("best", "model"))
     results, plot, picture = (out / name for name in ("results.json", "curves.png", "detections.png"))
     outputs = [best, model, results, plot, picture]
+    devices = jax.devices()[: options.devices]
 
     def evaluate(state, steps, before):
         variables = kept(state)
@@ -82,7 +84,7 @@ def run(
                 evaluate=evaluate if options.validation else None,
                 best=options.best,
                 patience=options.patience,
-                devices=jax.devices()[: options.devices],
+                devices=devices,
                 log=out / "log.jsonl",
                 outputs=outputs,
                 resume=options.resume,
@@ -94,7 +96,8 @@ def run(
             results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
             curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
             if draw:
-                draw(picture, trained)
+                with jax.set_mesh(mesh_of(devices)):  # as in evaluations, whose program draws, too
+                    draw(picture, kept(found.state))
     except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
     if len(found.history) < options.recipe.steps:

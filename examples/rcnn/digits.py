@@ -20,7 +20,7 @@ SEEDS = {"train": 0, "validation": evaluate.VALIDATION_SEED}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    parser = Parser("python -m examples.rcnn.digits", __doc__)
+    parser = Parser("python -m examples.rcnn.digits", __doc__, compiles=False)
     parser.add_argument("out", type=Path, help="the folder to write to")
     parser.add_argument("--train", type=int, default=400, help="training images (%(default)s)")
     parser.add_argument("--validation", type=int, default=80, help="validation images (%(default)s)")

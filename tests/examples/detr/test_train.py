@@ -5,10 +5,12 @@ import functools
 import json
 import re
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
@@ -79,14 +81,19 @@ def batches(folder, size=2):
 
 
 @pytest.mark.slow
-def test_the_command(folder, tmp_path, capsys):
+def test_the_command(folder, tmp_path, capsys, caplog):
+    jax.clear_caches()
     options = [*FEW, "--out", str(tmp_path), "--validation", *data(folder), "--evaluate-every", "2"]
     config, settings = tmp_path / "config.json", json.loads(CONFIG.read_text())
     settings |= {"weight_loss_bbox": 0, "matcher_alpha": 0.25, "num_querys": 5}
     settings["backbone_config"]["depth"] = [1, 1, 1, 1]
     config.write_text(json.dumps(settings))
     (tmp_path / "processor_config.json").write_text('{"image_processor": {"do_normalize": true}}')
-    main([*data(folder), "--config", str(config), *options])
+    with jax.log_compiles():
+        main([*data(folder), "--config", str(config), *options])
+    compiled = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    programs = ("_init", "first_state", "train_step", "find")
+    assert [compiled.count(name) for name in programs] == [1] * len(programs)  # pictures have that of evaluations
     printed = capsys.readouterr().out
     (without_effect,) = re.findall(f"Settings in {config} without an effect: (.*)", printed)
     assert {"num_querys", "backbone_config.depth"} <= {*without_effect.split(", ")}
@@ -292,3 +299,23 @@ def test_the_optimiser():
     found = updates(frozen, {"backbone": {"conv1": {"kernel": jnp.full(2, 1e12)}}, "x": {"kernel": jnp.ones(2)}})
     assert found["backbone"]["conv1"]["kernel"] == 0
     assert_allclose(found["x"]["kernel"], -1, rtol=1e-4)
+
+
+def test_the_optimiser_is_that_of_optax():
+    """Over steps whose gradients are clipped and steps whose are not."""
+    recipe = Recipe(8, learning_rate=0.1, warmup=3, decay_from=0.5, weight_decay=0.1, clip_norm=1.0)
+    usual = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate(recipe), weight_decay=0.1))
+    random = np.random.default_rng(0)
+    params, *steps = (
+        {name: {"kernel": np.float32(size * random.normal(size=(3, 2)))} for name in ("a", "b")}
+        for size in (1, 0.1, 1, 9, 0.1, 1, 9)
+    )
+
+    def trained(optimiser):
+        found, state = params, optimiser.init(params)
+        for gradients in steps:
+            updates, state = optimiser.update(gradients, state, found)
+            found = optax.apply_updates(found, updates)
+        return found
+
+    jax.tree.map(partial(assert_allclose, rtol=1e-5), trained(make_optimiser(recipe)), trained(usual))
