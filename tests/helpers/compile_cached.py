@@ -39,6 +39,7 @@ def programs():
 
 
 def main(folder):
+    jax.config.update("jax_enable_compilation_cache", True)  # which tests turn off
     events = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
     made = programs()
