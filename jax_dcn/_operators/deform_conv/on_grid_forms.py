@@ -117,15 +117,32 @@ def _shifts_cotangents(x: jax.Array, weight: jax.Array, ct: jax.Array, requested
         shifted = _shifted(_pad(ct, spread), weight, steps, x.shape[1:-1])
         out["x"] = _sum_of_shifts(shifted, jnp.flip(weight, range(spec.dims))).reshape(*x.shape, -1).sum(-1)
     if "weight" in requested:
-        products = (shifted * ct for shifted in _shifted(x, weight, spec, ct.shape[1:-1]))
-        out["weight"] = jnp.stack([product.sum(range(ct.ndim - 1)) for product in products]).reshape(weight.shape)
+        out["weight"] = _tap_sums(x, weight, ct, spec).reshape(weight.shape)
     return out
+
+
+def _tap_sums(x: jax.Array, weight: jax.Array, ct: jax.Array, spec: Spec) -> jax.Array:
+    """For each tap, the sums of the products of its pixels and the cotangent: [taps, Cout]."""
+    x = _repeated(x, weight, spec)
+    firsts = jnp.indices(weight.shape[:-2]).reshape(spec.dims, -1).T * jnp.array(spec.kernel_dilation)
+    spans = [(n - 1) * s + 1 for n, s in zip(ct.shape[1:-1], spec.strides, strict=True)]
+
+    def of_tap(first: jax.Array) -> jax.Array:
+        pixels = lax.dynamic_slice(x, (0, *first, 0), (x.shape[0], *spans, x.shape[-1]))
+        return (_pixels(pixels, spec, ct.shape[1:-1]) * ct).sum(range(ct.ndim - 1))
+
+    return lax.map(of_tap, firsts)  # all at once, XLA for CPUs would store the pixels of all taps
+
+
+def _repeated(x: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
+    """x with its padding, and each channel as often as it is convolved."""
+    x = jnp.repeat(x, weight.shape[-1] // x.shape[-1], -1)
+    return _pad(x, [(*pads, 0) for pads in spec.padding])
 
 
 def _shifted(x: jax.Array, weight: jax.Array, spec: Spec, size: Size) -> Iterable[jax.Array]:
     """For each tap, the pixels that it reads: [N, *size, Cout]."""
-    x = jnp.repeat(x, weight.shape[-1] // x.shape[-1], -1)
-    x = _pad(x, [(*pads, 0) for pads in spec.padding])
+    x = _repeated(x, weight, spec)
     for tap in itertools.product(*map(range, weight.shape[:-2])):
         yield _pixels(x, spec, size, [i * d for i, d in zip(tap, spec.kernel_dilation, strict=True)])
 
