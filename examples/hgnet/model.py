@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.convolution import Conv
+from examples.library.pooling import max_pool
 from examples.resnet.model import FrozenBatchNorm
 
 
@@ -124,7 +125,7 @@ class Stem(nn.Module):
 
         x = _padded(layer("stem1", images))
         convolved = layer("stem2b", _padded(layer("stem2a", x)))
-        pooled = nn.max_pool(x, (2, 2), strides=(1, 1))
+        pooled = max_pool(x, (2, 2), (1, 1))
         return layer("stem4", layer("stem3", jnp.concatenate([pooled, convolved], -1)))
 
 

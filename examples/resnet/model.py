@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.convolution import Conv
+from examples.library.pooling import max_pool
 from jax_dcn.linen import DeformConv
 
 # The normalisation of images in RGB, of ImageNet's, that mmdet's models of this form are trained with.
@@ -134,7 +135,7 @@ class ResNet(nn.Module):
         for index, (features, size, stride) in enumerate(stem, 1):
             x = conv(features, (size, size), strides=stride, padding=size // 2, name=f"conv{index}")(x)
             x = nn.relu(norm(name=f"bn{index}")(x))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
         outputs = []
         stages = zip(layout.hidden_sizes, layout.depths, self.stage_with_dcn, strict=True)
         for stage, (features, depth, with_dcn) in enumerate(stages, 1):
