@@ -1,7 +1,7 @@
 """`python -m benchmarks.cpu_limits`: on both sides of the limits from which on the fused path of a CPU is chosen.
 
-It measures the fused path and the im2col path with each instruction set of the processor that has kernels for float32,
-and writes benchmarks/results/<date>-cpu-limits.md.
+It measures the fused path and the im2col path, or where no offset is passed, XLA's convolution, with each instruction
+set of the processor that has kernels for float32, and writes benchmarks/results/<date>-cpu-limits.md.
 """
 
 import json
@@ -11,15 +11,16 @@ import subprocess
 import sys
 
 from benchmarks.kernel_times import compiled
-from benchmarks.measurements import deform_conv
-from benchmarks.measurements.deform_conv import Shape
+from benchmarks.measurements import convolution
+from benchmarks.measurements.convolution import ORDINARY_CONVOLUTION
+from benchmarks.measurements.deform_conv import CONVOLUTION, VARIED, Shape
 from benchmarks.measurements.timing import interleaved
 from benchmarks.reports.formatting import markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_page
 from benchmarks.support.machine import load, machine
+from jax_dcn._operators.deform_conv import on_grid
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS, MAX_PIXEL_SAMPLES, MIN_GROUP_CHANNELS
 
-BACKENDS, PASSES = ("fused", "im2col"), ("forward", "gradients")
 SETS = {"x86_64": ("avx2", "avx512"), "aarch64": ("neon",)}.get(platform.machine(), ())
 PIXELS = {
     f"{height} x {width} pixels, {channels} channels": Shape(1, height, width, channels, channels)
@@ -34,35 +35,54 @@ SAMPLES = {
     for channels in (128, 256)
     for groups in (16, 32, 64, 128)
 }
+CHANNELS = {f"{channels} to 64 channels": convolution.Shape(1, 80, channels, 64) for channels in (3, 8, 16, 32)}
+FEATURES = {f"64 to {features} channels": convolution.Shape(1, 80, 64, features) for features in (1, 8, 16, 32)}
+GRID_GROUPS = {
+    f"{groups} groups of {128 // groups} channels": convolution.Shape(1, 80, 128, 128, groups=groups)
+    for groups in (32, 16, 8, 2)
+}
 LIMITS = {
     "Pixels: always fused": PIXELS,
     f"Channels of a group: fused from {MIN_GROUP_CHANNELS} on": GROUPS,
     f"Samples of a pixel: fused up to {MAX_PIXEL_SAMPLES}": SAMPLES,
+    f"Channels on the grid: fused from {on_grid.MIN_CHANNELS} on": CHANNELS,
+    f"Output channels on the grid: fused from {on_grid.MIN_FEATURES} on, for weight always": FEATURES,
+    f"Channels of a group on the grid: fused from {on_grid.MIN_GROUP_CHANNELS} on, for weight always": GRID_GROUPS,
 }
 ABOUT = (
-    "How many times faster the fused path is than the im2col path: the ratio of medians of calls that take turns, "
-    "without and with gradients. A 3 x 3 convolution in float32 with a mask."
+    "How many times faster the fused path is than the im2col path, or on the grid, without offsets, than XLA's "
+    "convolution: the ratio of medians of calls that take turns, for the forward and for gradients. A 3 x 3 "
+    "convolution in float32, with a mask unless it is on the grid."
 )
 
 
 def measure(repeats):
     """The ratios of this process, by shape."""
     shapes = {name: shape for by_name in LIMITS.values() for name, shape in by_name.items()}
-    return {name: [speed(shape, pass_, repeats) for pass_ in PASSES] for name, shape in shapes.items()}
+    return {
+        name: [speed(shape, varied, repeats) for varied in passes(shape).values()] for name, shape in shapes.items()
+    }
 
 
-def speed(shape, pass_, repeats):
-    problem = deform_conv.problem(shape, "float32")
-    times = interleaved({backend: prepared(problem, pass_, backend) for backend in BACKENDS}, repeats)
-    return times["im2col"]["median"] / times["fused"]["median"]
+def is_on_grid(shape):
+    return isinstance(shape, convolution.Shape)
 
 
-def prepared(problem, pass_, backend):
-    """The call of a compiled program, which has run once."""
-    varied = problem.varied if pass_ == "gradients" else ()
-    call = compiled(deform_conv.deformable, problem, varied, problem.options | {"backend": backend})
-    call()
-    return call
+def passes(shape):
+    """The operands whose gradients are computed, or none for the forward, by the name of the pass."""
+    of_gradients = {"x": ("x",), "weight": ("weight",)} if is_on_grid(shape) else {"gradients": VARIED}
+    return {"forward": ()} | of_gradients
+
+
+def speed(shape, varied, repeats):
+    operator, other = (ORDINARY_CONVOLUTION, "reference") if is_on_grid(shape) else (CONVOLUTION, "im2col")
+    problem = operator.problem(shape, "float32")
+    calls = {}
+    for backend in ("fused", other):
+        calls[backend] = compiled(operator.function, problem, varied, problem.options | {"backend": backend})
+        calls[backend]()
+    times = interleaved(calls, repeats)
+    return times[other]["median"] / times["fused"]["median"]
 
 
 def measured_with(instructions, repeats):
@@ -77,7 +97,8 @@ def sections(measured):
     """`measured`: the ratios by instruction set."""
     yield paragraph(ABOUT)
     for title, shapes in LIMITS.items():
-        rows = [["shape", *(f"{name}, {pass_}" for name in measured for pass_ in PASSES)]]
+        names = passes(next(iter(shapes.values())))
+        rows = [["shape", *(f"{instructions}, {pass_}" for instructions in measured for pass_ in names)]]
         for name in shapes:
             rows.append([name, *(f"{ratio:.2f}" for ratios in measured.values() for ratio in ratios[name])])
         yield f"## {title}\n\n{markdown(rows)}"

@@ -17,6 +17,7 @@ from benchmarks.support.machine import cores, processor
 from benchmarks.support.sources import ROOT, commit
 
 BUILD = "rm -rf build wheels && {} .venv/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir wheels ."
+NO_CACHES = {"PIP_NO_CACHE_DIR": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}  # each run does all the work
 INSTALL = "python3 -m venv {0} && {0}/bin/pip install --quiet"
 # The commands of each clone, one after the other: what they do, and the command.
 CLONES = [
@@ -65,7 +66,7 @@ def run(commands):
 def measure(command, folder):
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     print(f"$ {command}", flush=True)
-    subprocess.run(command, shell=True, check=True, cwd=folder, env=os.environ | {"PIP_NO_CACHE_DIR": "1"})
+    subprocess.run(command, shell=True, check=True, cwd=folder, env=os.environ | NO_CACHES)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     processor_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     print(f"{seconds:.0f} s, {processor_seconds:.0f} processor seconds", flush=True)

@@ -68,10 +68,9 @@ def problem(shape, dtype):
     )
 
 
-def on_grid(x, weight, *, stride, dilation, groups, padding):
-    return jax_dcn.deform_conv2d(
-        x, None, weight, strides=stride, padding=padding, kernel_dilation=dilation, feature_group_count=groups
-    )
+def on_grid(x, weight, *, stride, dilation, groups, padding, backend=None):
+    options = {"strides": stride, "padding": padding, "kernel_dilation": dilation, "feature_group_count": groups}
+    return jax_dcn.deform_conv2d(x, None, weight, **options, backend=backend)
 
 
 ORDINARY_CONVOLUTION = Operator(

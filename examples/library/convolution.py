@@ -20,7 +20,7 @@ def convolve(
     feature_group_count: int,
     precision: Any,
 ) -> jax.Array:
-    """`jax.lax.conv_general_dilated` as `flax.linen.Conv` calls it for images."""
+    """`jax.lax.conv_general_dilated` as `flax.linen.Conv` calls it for images: always with channels last."""
     if any(spread != 1 for spread in lhs_dilation):
         raise ValueError(f"input_dilation must be 1, got {lhs_dilation}")
     return jax_dcn.deform_conv2d(

@@ -14,7 +14,9 @@ Pair = tuple[int, int]
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def max_pool(x: jax.Array, window: Pair, strides: Pair, padding: tuple[Pair, Pair] = ((0, 0), (0, 0))) -> jax.Array:
-    """`flax.linen.max_pool` of images [batch, height, width, channels], with its values and first derivatives.
+    """`flax.linen.max_pool` of images [batch, height, width, channels], with its values and gradients.
+
+    It has no derivatives in forward mode, and no second ones.
 
     >>> max_pool(jnp.array([1.0, 3.0, 2.0]).reshape(1, 1, 3, 1), (1, 2), (1, 1))[0, 0, :, 0].tolist()
     [3.0, 3.0]
@@ -37,7 +39,7 @@ max_pool.defvjp(_forward, _backward)
 
 
 def _by_platform(derived: Callable[..., Any], *window: Any) -> Callable[..., Any]:
-    """What is derived from the form of the platform that a program is compiled for."""
+    """Applies `derived` to the form for the platform that a program is compiled for."""
     forms = {"cpu": partial(_of_shifts, window), "default": lambda x: nn.max_pool(x, *window)}
     return partial(jax.lax.platform_dependent, **{name: derived(form) for name, form in forms.items()})
 

@@ -96,7 +96,7 @@ def run(
             results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
             curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
             if draw:
-                with jax.set_mesh(mesh_of(devices)):  # as in evaluations, whose program draws, too
+                with jax.set_mesh(mesh_of(devices)):  # that of the evaluations, whose program is reused
                     draw(picture, kept(found.state))
     except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error

@@ -34,7 +34,7 @@ class KernelPlan:
       - "im2col": kernels sample columns and XLA multiplies them, part by part (deformable convolution)
       - "kernel": one kernel does the whole computation (the other operators)
       - "xla": operations of XLA that need no kernel, such as the sum that is the gradient with respect to the bias, or
-        an ordinary convolution where XLA is faster at it
+        an ordinary convolution that no kernel computes
       - "reference": the operator in `jax.numpy`
     """
 

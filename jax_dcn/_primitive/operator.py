@@ -69,7 +69,8 @@ class Operator(Generic[Spec]):
         operands are batched, then all of them are, by the leading batch dimensions of the other operands.
       linear: the operands in each of which the result is linear.
       platforms: those for which there are kernels. On others, the reference computes everything.
-      is_native: whether the reference is an operation of XLA, which XLA's partitioner shards.
+      is_native: whether the reference is an operation of XLA, which XLA's partitioner shards, and which computes
+        examples with shared operands of their own at once.
     """
 
     name: str
@@ -119,7 +120,15 @@ class Operator(Generic[Spec]):
         return primitive.bind(*arguments, **params._asdict())
 
     def why_reference(self, platform: str, backend: Backend) -> str:
-        """Why the reference computes what kernels could, as a sentence; empty where the kernels do."""
+        """Why the reference computes what kernels could, as a sentence; empty where the kernels do.
+
+        Raises ValueError where a path of kernels was requested that the operator does not have on the platform.
+        """
+        if platform not in self.platforms and self.is_native and backend == "fused":
+            raise ValueError(
+                f"backend='fused' cannot compute {self.name} on {platform}, where it is an operation of XLA. With "
+                "backend=None it can be computed"
+            )
         if backend == "reference":
             return f"backend={backend!r} was passed"
         if platform in self.platforms:

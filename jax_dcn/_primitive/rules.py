@@ -62,8 +62,8 @@ def _lowering_rule(
         kernels = target.of_lowering(platform, ctx)
     function = function_of(operator, params, kernels)
     arguments, results, sizes = operator.named_arrays(ctx.avals_in, params)
-    is_for_partitioner = kernels is None and operator.is_native  # of XLA
-    found = meshes.meshes_to_partition(ctx) if is_partitioned and not is_for_partitioner else None
+    xla_partitions_it = kernels is None and operator.is_native
+    found = meshes.meshes_to_partition(ctx) if is_partitioned and not xla_partitions_it else None
     if found is None:
         return _lower(partition.unsharded(function, results), ctx, args)
     lowered = _lower(partition.partitioned(function, arguments, results, sizes, found), ctx, args)

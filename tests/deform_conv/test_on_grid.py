@@ -215,17 +215,49 @@ def test_other_platforms_get_the_convolution_of_xla(name, target):
     assert found == expected
 
 
+@pytest.mark.parametrize("dtype, result", [("float32", "bfloat16"), ("bfloat16", "float16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_results_of_other_types(dtype, result, has_bias):
+    """Elsewhere, XLA refuses results that are narrower than x."""
+    _, theirs, (x, weight, bias), _ = problem("strided", dtype)
+    options = CASES["strided"][4] | {"preferred_element_type": result}
+
+    def ours(x, weight, backend=None):
+        return jax_dcn.deform_conv2d(x, None, weight, bias if has_bias else None, backend=backend, **options)
+
+    expected = theirs(*map(jnp.float32, (x, weight, bias) if has_bias else (x, weight)))
+    for backend in (None, "reference"):
+        assert ours(x, weight, backend).dtype == result
+        assert_near(jnp.float32(ours(x, weight, backend)), expected, 2.0 ** (-7 if result == "bfloat16" else -9))
+    assert lowered_for("tpu", ours, x, weight).count("stablehlo.convolution") == 1
+
+
+@pytest.mark.parametrize("axis_of_x", [None, 0])
+def test_weights_of_an_ensemble_are_one_convolution_elsewhere(axis_of_x):
+    ours, theirs, (x, weight, _), _ = problem("strided")
+    operands = jnp.stack([x, x + 1]) if axis_of_x == 0 else x, jnp.stack([weight, 2 * weight])
+    mapped = jax.vmap(ours, (axis_of_x, 0))
+    assert_near(mapped(*operands), jax.vmap(theirs, (axis_of_x, 0))(*operands), 2.0**-18)
+    text = lowered_for("cuda", mapped, *operands)
+    assert text.count("stablehlo.convolution") == 1 and "stablehlo.while" not in text
+
+
 def test_one_gradient_by_itself():
     ours, _, (x, weight, _), cotangent = problem("strided")
     options = CASES["strided"][4]
     _, (d_x, d_weight) = pull_back(ours, (x, weight), cotangent)
     assert_near(jax_dcn.deform_conv2d_input_grad(cotangent, x, None, weight, **options), d_x, 2.0**-18)
     assert_near(jax_dcn.deform_conv2d_weight_grad(cotangent, x, None, weight, **options), d_weight, 2.0**-18)
-    with pytest.raises(TypeError, match="offset must be an array, got None"):
-        jax_dcn.deform_conv2d_offset_grad(cotangent, x, None, weight, **options)
+    for gradient in (jax_dcn.deform_conv2d_offset_grad, jax_dcn.deform_conv2d_mask_grad):
+        with pytest.raises(TypeError, match="offset must be an array, got None"):
+            gradient(cotangent, x, None, weight, mask=cotangent, **options)
 
 
 def test_what_the_fused_kernels_cannot_do_is_refused(x64):
     ours, _, (x, weight, _), _ = problem("ordinary", "float64")
     with pytest.raises(ValueError, match="backend='fused' cannot compute the forward: the data are float64"):
         ours(x, weight, backend="fused")
+    with pytest.raises(
+        ValueError, match="backend='fused' cannot compute deform_conv2d_on_grid on cuda, where it is an"
+    ):
+        lowered_for("cuda", lambda x, weight: ours(x, weight, backend="fused"), x, weight)

@@ -35,7 +35,7 @@ def test_bits_are_those_of_flax(window, dtype):
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_programs_for_gpus_are_those_of_flax(window):
+def test_programs_for_gpus_have_the_operations_of_flax(window):
     ours, theirs = (
         lowered_for("cuda", lambda x, pool=pool: pull_back(pool, window, x), jnp.ones((1, 8, 8, 2)))
         for pool in (max_pool, nn.max_pool)

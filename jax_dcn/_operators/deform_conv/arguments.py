@@ -179,7 +179,7 @@ def check_grid_operands(operands: GridOperands[Shaped], spec: Spec, *, channels_
 
 
 def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:
-    """The same of a deformable convolution."""
+    """As `check_grid_operands`, for the operands of a deformable convolution."""
     x, offset, weight, bias, mask = operands
     check_grid_operands(GridOperands(x, weight, bias), spec, channels_first=channels_first)
     dims, shown = spec.dims, partial(_shown, spec=spec, channels_first=channels_first)

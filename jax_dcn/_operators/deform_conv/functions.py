@@ -84,9 +84,9 @@ def deform_conv2d(
 
     Without an offset, it is an ordinary convolution, with all options and derivatives, but without a mask or an im2col
     path. On a CPU, the fused kernels read one pixel where they would interpolate between four, and XLA computes what it
-    is faster at. On other platforms it is `jax.lax.conv_general_dilated`, which rounds sums and repeats bits as XLA
-    does. Over several devices it is split by batch dimensions, features and groups on a CPU, and elsewhere as XLA
-    splits convolutions.
+    is faster at, or everything with backend="reference". On other platforms, where it has no fused path, it is
+    `jax.lax.conv_general_dilated`, which rounds sums and repeats bits as XLA does. Over several devices it is split by
+    batch dimensions, features and groups on a CPU, and elsewhere as XLA splits convolutions.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.

@@ -29,7 +29,7 @@ SMALL_PIXELS = 8_000
 SMALL = "estimated: launches decide for so few pixels and channels, and the fused path has fewer"
 _A100 = "estimated: a fused forward pays for many channels and pixels"
 # The fused forward was 5 % faster in one case of 18, the gradient of the weight alone by 10 and 16 % in two.
-_H200 = "measured on an H200: the fused kernels were slower in nearly all cases"
+_H200 = "on an H200, the only GPU of 9.0 or later that was tried, the fused kernels were slower in nearly all cases"
 _SLOW_MEMORY = "estimated: the GPU's memory is slow, so that a fused kernel pays unless channels or pixels are few"
 # By compute capability; a capability that is missing has the row of the next smaller one.
 GPUS = {

@@ -87,7 +87,8 @@ def deform_conv2d_mask_grad(
       >>> jax_dcn.deform_conv2d_mask_grad(jnp.ones((1, 4, 1)), x, offset, weight, mask)[0, :, 0]
       Array([1., 3., 5., 3.], dtype=float32)
     """
-    return _gradient("mask", cotangent, x, offset, weight, _validation.array("mask", mask), options)
+    offset, mask = _validation.array("offset", offset), _validation.array("mask", mask)
+    return _gradient("mask", cotangent, x, offset, weight, mask, options)
 
 
 def deform_conv2d_weight_grad(

@@ -69,10 +69,11 @@ def reference(operands: GridOperands[jax.Array], *, spec: Spec) -> jax.Array:
     batch, wide = x.shape[: -spec.dims - 1], sum_dtype(x.dtype)
     x = x if len(batch) == 1 else x.reshape(math.prod(batch), *x.shape[len(batch) :])
     x, spec = _with_padding(x, spec)
-    if bias is None:
+    if bias is None and jnp.promote_types(x.dtype, spec.dtype) == spec.dtype:
         y = convolution(x, weight, spec, spec.dtype)
-    else:
-        y = (convolution(x, weight, spec, wide) + bias).astype(spec.dtype)
+    else:  # XLA's convolution has no result that is narrower than x
+        y = convolution(x, weight, spec, jnp.promote_types(wide, spec.dtype))
+        y = (y if bias is None else y + bias).astype(spec.dtype)
     return y if len(batch) == 1 else y.reshape(*batch, *y.shape[1:])
 
 
@@ -159,7 +160,9 @@ def _as_deformable(operands: GridOperands[jax.Array], spec: Spec) -> Convolution
     x, weight, bias = operands
     shape = (*result(operands, spec).shape[:-1], 0)
     deformable = Operands(x, jnp.zeros(shape, jnp.float32), weight, bias, None)
-    return Convolution(*(in_one_column(deformable, spec) if spec.dims == 1 else (deformable, spec)), (0, 0))
+    if spec.dims == 1:
+        deformable, spec = in_one_column(deformable, spec)
+    return Convolution(deformable, spec, (0, 0))
 
 
 def _forward(plans: Plans, operands: GridOperands[jax.Array], *, spec: Spec) -> jax.Array:
