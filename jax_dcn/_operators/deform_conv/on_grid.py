@@ -29,8 +29,8 @@ from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-# What XLA's convolution on a CPU is faster at, measured with AVX-512 and jax 0.10.2. With fewer channels, rows of the
-# fused kernels' products are short; with fewer features, gathering the rows takes longer than multiplying them.
+# What XLA's convolution on a CPU is faster at: benchmarks/cpu_limits.py measures both sides. With fewer channels, rows
+# of the fused kernels' products are short; with fewer features, gathering the rows takes longer than multiplying them.
 MIN_CHANNELS, MIN_FEATURES = 16, 32
 MIN_GROUP_CHANNELS = 8  # or features, where there are several groups
 MAX_SHIFTS = 64  # taps of a depthwise kernel, each of which is an operation of the program
@@ -140,7 +140,7 @@ def _form(computation: str, problem: Problem, is_all_reduced: bool) -> tuple[For
 def _slow_reason(computation: str, problem: Problem) -> str:
     """What makes the fused kernels slower than XLA's convolution, or an empty string."""
     channels, features, groups = problem.weight.shape[-2], problem.group_features, problem.spec.feature_group_count
-    # XLA takes ten to a hundred times as long for the gradient of a weight that has several groups or few features.
+    # XLA takes seven to 390 times as long for the gradient of a weight that has several groups or few features.
     is_slow_in_xla = computation == "weight" and (groups > 1 or (features < MIN_FEATURES and channels >= MIN_CHANNELS))
     if is_slow_in_xla:
         return ""
