@@ -54,7 +54,7 @@ def measure(name, batch, side, dtype, repeats, chosen):
         calls = {other: call for other, one in prepared.items() if (call := getattr(one, pass_))}
         found = {"bytes": {other: call.held(call)[1] for other, call in calls.items()}}
         seconds = {other: [] for other in calls}
-        for _ in range(repeats):
+        for _ in range(repeats):  # of slow calls, too, of which `interleaved` takes fewer
             for other, call in calls.items():
                 seconds[other].append(timed(call))
         found["seconds"] = {other: summary(values) for other, values in seconds.items()}

@@ -96,14 +96,9 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     which shortens the program of a step.
     """
 
-    def init(params):
-        moments = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), *moments)
-
     def update(gradients, state, params):
         labelled = jax.tree_util.tree_leaves_with_path(gradients)
-        squares = (jnp.square(leaf).sum() for path, leaf in labelled if group(recipe, path)[0] != "frozen")
-        norm = jnp.sqrt(sum(squares))
+        norm = optax.tree.norm([leaf for path, leaf in labelled if group(recipe, path)[0] != "frozen"])
         scale = jnp.where(norm < recipe.clip_norm, 1, recipe.clip_norm / norm)
         rates = {kind: rate(recipe, kind)(state.count) for kind in recipe.group_rates}
         count = state.count + 1
@@ -118,7 +113,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
         updates, *moments = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0, 0)), found)
         return updates, optax.ScaleByAdamState(count, *moments)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
 @jax.jit

@@ -35,8 +35,8 @@ def function_of(operator: "Operator[Any]", params: Params, target: Target | None
             by_target = evaluation.by_kernel if has_kernel(operator, params.chain) else evaluation.by_parts
             evaluate = partial(by_target, target=target)
         # Examples that do not share the shared operands are evaluated one after the other, unless XLA does it at once.
+        is_at_once = target is None and operator.is_native
         for _ in range(operator.num_shared_batch_dims(args, params)):
-            is_at_once = target is None and operator.is_native
             evaluate = jax.vmap(evaluate) if is_at_once else partial(jax.lax.map, evaluate)
         outs = evaluate(dict(zip(arguments, args, strict=True)))
         return tuple(outs[name] for name in results)

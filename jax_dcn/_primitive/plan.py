@@ -49,3 +49,11 @@ class ComputationPlan:
 
 
 Plans = dict[str, ComputationPlan]  # by computation
+
+
+def by_choices(plans: Plans) -> dict[Any, list[str]]:
+    """The computations for which the same was chosen, and which one executor computes together."""
+    found: dict[Any, list[str]] = {}
+    for name, planned in plans.items():
+        found.setdefault(planned.choices, []).append(name)
+    return found

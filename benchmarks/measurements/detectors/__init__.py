@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.baselines import Call, Unavailable
@@ -43,7 +42,7 @@ class Prepared(NamedTuple):
     forward: Call
     step: Call | None = None
     scores: np.ndarray | None = None
-    first_step: dict[str, float] = {}  # noqa: RUF012
+    first_step: dict[str, float] | None = None
 
 
 class Detector(NamedTuple):
@@ -98,13 +97,9 @@ def of_jax(
         return measured
 
     queued = jax.default_backend() == "gpu"
-    found = find(variables, *arguments)
-    return Prepared(
-        Call(partial(find, variables, *arguments), held=partial(planned, find), queued=queued),
-        Call(next_step, held=partial(planned, train), queued=queued),
-        np.asarray(jax.tree.leaves(found)[0], np.float32),
-        first_step,
-    )
+    found = Call(partial(find, variables, *arguments), held=partial(planned, find), queued=queued)
+    trained = Call(next_step, held=partial(planned, train), queued=queued)
+    return Prepared(found, trained, np.asarray(jax.tree.leaves(found())[0], np.float32), first_step)
 
 
 def planned(executable, call):
@@ -152,7 +147,3 @@ def without_cuda_graphs(implementation):
         return implementation(folder, batch, dtype, NO_GRAPHS)
 
     return prepare
-
-
-def to_device(tree):
-    return jax.tree.map(jnp.asarray, tree)

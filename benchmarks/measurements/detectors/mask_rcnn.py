@@ -16,7 +16,6 @@ from benchmarks.measurements.detectors import (
     Detector,
     of_jax,
     of_torch,
-    to_device,
     torch_device,
     without_cuda_graphs,
 )
@@ -36,8 +35,8 @@ def of_examples(folder, batch, dtype, options=None):
     config = replace(config, objects=replace(config.objects, score_threshold=0.0))
     model = RCNN(config, None if dtype == "float32" else jnp.dtype(dtype))
     variables = initialise(model, jax.random.key(0))
-    images, boxes, labels = to_device((batch.pixels, batch.corners, batch.labels))
-    recipe = train.Recipe(1000, len(images), RATE * 16, momentum=MOMENTUM, weight_decay=DECAY, clip_norm=CLIP_NORM)
+    data = jax.device_put(Batch(batch.pixels, batch.corners, batch.labels, masks(batch)))
+    recipe = train.Recipe(1000, len(data.images), RATE * 16, momentum=MOMENTUM, weight_decay=DECAY, clip_norm=CLIP_NORM)
     trained = train.make_optimiser(recipe)
 
     def forward(variables, images):
@@ -47,10 +46,10 @@ def of_examples(folder, batch, dtype, options=None):
     return of_jax(
         forward,
         variables,
-        (images,),
+        (data.images,),
         partial(train.train_step, model, recipe, variables["batch_stats"]),
         first_state(jax.tree.map(jnp.copy, variables["params"]), trained),
-        Batch(images, boxes, labels, jnp.asarray(masks(batch))),
+        data,
         options,
     )._replace(scores=None)
 

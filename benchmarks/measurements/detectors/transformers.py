@@ -17,7 +17,6 @@ from benchmarks.measurements.detectors import (
     Prepared,
     of_jax,
     of_torch,
-    to_device,
     torch_device,
     without_cuda_graphs,
 )
@@ -61,7 +60,7 @@ def write(config, folder):
 
 def of_examples(folder, batch, dtype, options=None):
     checkpoint = weights.load(folder, None if dtype == "float32" else jnp.dtype(dtype))
-    model, criterion = Model(checkpoint.model, normalisation(checkpoint)), weights.criterion(checkpoint)
+    model, criterion = Model.of(checkpoint), weights.criterion(checkpoint)
     mask = jnp.ones(batch.pixels.shape[:3], bool)
 
     def forward(variables, images, mask):
@@ -69,7 +68,8 @@ def of_examples(folder, batch, dtype, options=None):
         return outputs.logits, outputs.boxes
 
     recipe = Recipe(1000, len(mask), RATE, clip_norm=CLIP_NORM, weight_decay=DECAY, ema=0.0)
-    variables, images, targets = to_device((checkpoint.variables, batch.pixels, Targets(batch.boxes, batch.labels)))
+    arrays = checkpoint.variables, batch.pixels, Targets(batch.boxes, batch.labels)
+    variables, images, targets = jax.device_put(arrays)
     return of_jax(
         forward,
         variables,
@@ -79,10 +79,6 @@ def of_examples(folder, batch, dtype, options=None):
         Batch(images, mask, targets),
         options,
     )
-
-
-def normalisation(checkpoint):
-    return Preprocessor.from_json(checkpoint.model_type, {}).normalisation
 
 
 def of_transformers(folder, batch, dtype):

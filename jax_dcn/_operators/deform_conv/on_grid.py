@@ -24,7 +24,7 @@ from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive.chain import Arrays
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard, widened
-from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
+from jax_dcn._primitive.plan import ComputationPlan, Plans, Request, by_choices
 from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
@@ -195,11 +195,8 @@ def _tangent(plans: Plans, operands: GridOperands[jax.Array], tangents: Arrays, 
 
 def _cotangent(plans: Plans, operands: GridOperands[jax.Array], ct: jax.Array, *, spec: Spec) -> Arrays:
     """The planned cotangents, in the types of the operands or in that of sums."""
-    by_choices: dict[Any, list[str]] = {}
-    for name, planned in plans.items():
-        by_choices.setdefault(planned.choices, []).append(name)
     out: Arrays = {}
-    for choices, names in by_choices.items():
+    for choices, names in by_choices(plans).items():
         match choices:
             case FusedCpu():
                 out |= _fused_cotangents(operands, ct, names, spec, choices)

@@ -19,7 +19,7 @@ from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.chain import Arrays
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.plan import ComputationPlan, Plans
+from jax_dcn._primitive.plan import ComputationPlan, Plans, by_choices
 from jax_dcn._types import Shaped
 
 Origin = tuple[ArrayLike, ...]
@@ -90,11 +90,8 @@ def _cotangent_by_kernels(
 ) -> Arrays:
     """The planned cotangents, in the dtype of the sums; that of x in the planned dtype."""
     convolution = Convolution(operands, spec, origin)
-    by_choices: dict[Any, list[str]] = {}
-    for name, planned in plans.items():
-        by_choices.setdefault(planned.choices, []).append(name)
     out: Arrays = {}
-    for choices, names in by_choices.items():
+    for choices, names in by_choices(plans).items():
         match choices:
             case Im2col():
                 out |= im2col.cotangents(convolution, ct, names, choices)
