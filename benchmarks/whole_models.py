@@ -1,10 +1,15 @@
 """`python -m benchmarks.whole_models`: whole detectors beside those of transformers, torchvision and ONNX Runtime.
 
 The detection transformers have the same checkpoint with random weights, and all have the same images; they take turns
-in one process. A step is the forward (with denoising queries), all losses of ten objects in each image, the gradients,
-clipping and the optimiser.
+in one process, which keeps the memory that they free, as the commands of the examples do. A step is the forward (with
+denoising queries), all losses of ten objects in each image, the gradients, clipping and the optimiser.
 """
 
+import examples  # noqa: F401, first, because it sets how the process keeps memory
+
+# isort: split
+import math
+import re
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +20,16 @@ import numpy as np
 
 from benchmarks.baselines import Unavailable, summary_of
 from benchmarks.measurements.detectors import DTYPES, images, mask_rcnn, transformers
-from benchmarks.measurements.timing import summary, timed
-from benchmarks.measurements.trace import median, total, traced
+from benchmarks.measurements.timing import interleaved, timed
+from benchmarks.measurements.trace import median, operations, total, traced
 from benchmarks.reports.formatting import digits, markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_page
 from benchmarks.support.machine import load, machine
 
 DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
 PASSES = ("forward", "step")
-RUNS = 3  # that are traced on a GPU
+RUNS = 3  # that are profiled
+SETTLING = 3  # calls, until the heap of the process has grown
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (
     "Milliseconds of calls that take turns, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
@@ -34,6 +40,11 @@ FIRST = (
     "Seconds until the first step has ended, if no program is in a cache, and operations of its program in StableHLO."
 )
 FIRST_CELLS = ("tracing", "compiling", "all", "operations")
+WHERE = (
+    "Where the time of jax_dcn goes: shares of the sum of its operations' times in a profile. The library of XLA has "
+    "most products, convolutions and sums; passes are all other operations, most of them over single elements."
+)
+KINDS = {"kernels of jax_dcn": "ffi_call", "library of XLA": "ynn|dot|convolution", "copies": "copy|transpose|concat"}
 
 
 def measure(name, batch, side, dtype, repeats, chosen):
@@ -53,13 +64,13 @@ def measure(name, batch, side, dtype, repeats, chosen):
     for pass_ in PASSES:
         calls = {other: call for other, one in prepared.items() if (call := getattr(one, pass_))}
         found = {"bytes": {other: call.held(call)[1] for other, call in calls.items()}}
-        seconds = {other: [] for other in calls}
-        for _ in range(repeats):  # of slow calls, too, of which `interleaved` takes fewer
-            for other, call in calls.items():
-                seconds[other].append(timed(call))
-        found["seconds"] = {other: summary(values) for other, values in seconds.items()}
+        for call in [*calls.values()] * SETTLING:
+            timed(call)
+        found["seconds"] = interleaved(calls, repeats, seconds_each=math.inf)
         if jax.default_backend() == "gpu":
             found["kernels"] = traced(calls, RUNS)
+        else:
+            found["operations"] = operations(calls["jax_dcn"], RUNS)
         if pass_ == "step":
             found["first step"] = {other: one.first_step for other, one in prepared.items() if one.step}
         yield row | {"pass": pass_} | found
@@ -89,7 +100,7 @@ def prepare(detector, data, dtype, chosen):
 def tables(rows):
     head = ["model", "images", "type", "pass", "implementation", "ms", "jax_dcn / it", "ms on the GPU", "MiB"]
     lines, first = [head], [["model", "images", "type", "implementation", *FIRST_CELLS]]
-    reasons = []
+    where, reasons = [["model", "images", "type", "pass", *KINDS, "passes"]], []
     for row in rows:
         begin = [row["model"], str(row["images"]), row["dtype"]]
         ours = row["seconds"]["jax_dcn"]["median"]
@@ -102,6 +113,8 @@ def tables(rows):
             lines.append([*begin, *cells])
         for name, seconds in row.get("first step", {}).items():
             first.append([*begin, name, *(digits(seconds[key]) if key in seconds else "-" for key in FIRST_CELLS)])
+        if times := row.get("operations"):
+            where.append([*begin, row["pass"], *shares(times)])
         reasons += [f"{row['model']}, {row['dtype']}: {name} {why}" for name, why in row["without"].items()]
         reasons += [
             f"{row['model']}: the scores of {name} differ by {difference:.2%}"
@@ -109,8 +122,17 @@ def tables(rows):
             if not difference <= TOLERANCE
         ]
     yield from (paragraph(NOTE), markdown(lines), paragraph(FIRST), markdown(first))
+    if len(where) > 1:
+        yield from (paragraph(WHERE), markdown(where))
     if reasons:
         yield "\n".join(f"- {reason}" for reason in dict.fromkeys(reasons))
+
+
+def shares(times):
+    """The share of each of KINDS in the times of operations by their names, and that of all others."""
+    of_kinds = [sum(time for name, time in times.items() if re.match(names, name)) for names in KINDS.values()]
+    whole = sum(times.values())
+    return [f"{part / whole:.0%}" for part in (*of_kinds, whole - sum(of_kinds))]
 
 
 def main(arguments=None):

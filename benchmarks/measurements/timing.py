@@ -4,17 +4,17 @@ import math
 import statistics
 import time
 
-# A call that has taken SECONDS_EACH in total is timed again only up to LEAST_TURNS times, and not at all after
-# LEAST_TURNS times SECONDS_EACH.
+# A call that has taken `seconds_each` in total is timed again only up to LEAST_TURNS times, and not at all after
+# LEAST_TURNS times `seconds_each`.
 LEAST_TURNS = 3
-SECONDS_EACH = 3.0
+SECONDS_EACH = 3.0  # by default
 PAUSE = 0.005  # between turns, until threads that a library leaves spinning are idle
 AWAKE = 0.02  # how long a call is repeated before it is timed, but at least one call
 LONG = 1.0  # a call that takes longer is timed at once
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
 
 
-def interleaved(calls, repeats):
+def interleaved(calls, repeats, seconds_each=SECONDS_EACH):
     """The seconds per call of each of the named calls, which take turns and have each been called before.
 
     Because they take turns, a slow period of the machine affects all of them, and ratios of medians are more reliable
@@ -31,7 +31,7 @@ def interleaved(calls, repeats):
     seconds = {name: [] for name in calls}
     for turn in range(repeats):
         for name, call in calls.items():
-            limit = SECONDS_EACH * (LEAST_TURNS if turn < LEAST_TURNS else 1)
+            limit = seconds_each * (LEAST_TURNS if turn < LEAST_TURNS else 1)
             if sum(seconds[name]) * lengths[name] < limit:
                 time.sleep(PAUSE)
                 if seconds_of_call[name] < LONG:

@@ -1,14 +1,19 @@
-"""The times of kernels on a GPU, by jax's profiler. CUPTI, which it uses, traces the kernels of the whole process."""
+"""The times of kernels on a GPU and of operations on a CPU, by jax's profiler.
+
+CUPTI, which it uses, traces the kernels of the whole process.
+"""
 
 import re
 import statistics
 import tempfile
 import time
 from bisect import bisect
+from collections import Counter
 from pathlib import Path
 
 import jax
 
+from benchmarks.measurements.timing import timed
 from benchmarks.support.cuda_tools import short_name
 
 PAUSE = 0.005  # before each run; longer than the clocks of host and GPU differ in a trace
@@ -38,14 +43,12 @@ def traced(calls, runs):
 def kernels_of_runs(folder, runs):
     """The kernels of each run. A kernel is that of the last run that began before it did, since runs are awaited."""
     begins, kernels = {}, []
-    for path in folder.rglob("*.xplane.pb"):
-        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-            for line in plane.lines:
-                if re.match(r"/device:GPU:\d+", plane.name):
-                    if line.name.startswith("Stream"):  # the other lines summarize the streams
-                        kernels += line.events
-                else:
-                    begins |= {int(e.name.removeprefix(RUN)): e.start_ns for e in line.events if e.name.startswith(RUN)}
+    for plane, line in lines(folder):
+        if re.match(r"/device:GPU:\d+", plane.name):
+            if line.name.startswith("Stream"):  # the other lines summarize the streams
+                kernels += line.events
+        else:
+            begins |= {int(e.name.removeprefix(RUN)): e.start_ns for e in line.events if e.name.startswith(RUN)}
     begins = [begins[number] for number in range(runs)]
     found = [{} for _ in begins]
     for event in kernels:
@@ -53,6 +56,27 @@ def kernels_of_runs(folder, runs):
             name = f"{OWN}{short_name(event.name)}" if re.search(IN_PACKAGE, event.name) else event.name
             milliseconds, launches = found[run - 1].get(name, (0.0, 0))
             found[run - 1][name] = milliseconds + event.duration_ns * 1e-6, launches + 1
+    return found
+
+
+def lines(folder):
+    """All lines of the profile in a folder, each after its plane."""
+    for path in folder.rglob("*.xplane.pb"):
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+            for line in plane.lines:
+                yield plane, line
+
+
+def operations(call, runs):
+    """The milliseconds of a call's operations of XLA on a CPU, by their kind. Those at the same time count each."""
+    found = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(runs):
+                timed(call)
+        for event in (event for _, line in lines(Path(folder)) for event in line.events):
+            if name := dict(event.stats).get("hlo_op"):
+                found[name.partition(".")[0]] += event.duration_ns * 1e-6 / runs
     return found
 
 
