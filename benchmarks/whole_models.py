@@ -1,13 +1,10 @@
 """`python -m benchmarks.whole_models`: whole detectors beside those of transformers, torchvision and ONNX Runtime.
 
 The detection transformers have the same checkpoint with random weights, and all have the same images; they take turns
-in one process, which keeps the memory that they free, as the commands of the examples do. A step is the forward (with
-denoising queries), all losses of ten objects in each image, the gradients, clipping and the optimiser.
+in one process. A step is the forward (with denoising queries), all losses of ten objects in each image, the gradients,
+clipping and the optimiser.
 """
 
-import examples  # noqa: F401, first, because it sets how the process keeps memory
-
-# isort: split
 import math
 import re
 import sys
@@ -20,7 +17,7 @@ import numpy as np
 
 from benchmarks.baselines import Unavailable, summary_of
 from benchmarks.measurements.detectors import DTYPES, images, mask_rcnn, transformers
-from benchmarks.measurements.timing import interleaved, timed
+from benchmarks.measurements.timing import interleaved
 from benchmarks.measurements.trace import median, operations, total, traced
 from benchmarks.reports.formatting import digits, markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_page
@@ -29,7 +26,6 @@ from benchmarks.support.machine import load, machine
 DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
 PASSES = ("forward", "step")
 RUNS = 3  # that are profiled
-SETTLING = 3  # calls, until the heap of the process has grown
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (
     "Milliseconds of calls that take turns, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
@@ -64,8 +60,6 @@ def measure(name, batch, side, dtype, repeats, chosen):
     for pass_ in PASSES:
         calls = {other: call for other, one in prepared.items() if (call := getattr(one, pass_))}
         found = {"bytes": {other: call.held(call)[1] for other, call in calls.items()}}
-        for call in [*calls.values()] * SETTLING:
-            timed(call)
         found["seconds"] = interleaved(calls, repeats, seconds_each=math.inf)
         if jax.default_backend() == "gpu":
             found["kernels"] = traced(calls, RUNS)

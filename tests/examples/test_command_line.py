@@ -1,7 +1,6 @@
-"""Compiled programs and memory that commands keep. Each start of a command is a process of its own."""
+"""Compiled programs that commands keep for later starts. Each start is a process of its own."""
 
 import os
-import platform
 import subprocess
 import sys
 
@@ -19,22 +18,6 @@ Parser("command", "A command.").parse_args()
 image = jnp.arange(16.0).reshape(4, 4, 1)
 grid = jnp.linspace(-0.9, 0.9, 18).reshape(3, 3, 2)
 print(jax.jit(jax.grad(lambda grid: jnp.square(jax_dcn.grid_sample(image, grid)).sum()))(grid))
-"""
-
-# Prints how many pages the system clears in a call of a program that was called before.
-TEMPORARY = """
-import resource
-import jax
-import jax.numpy as jnp
-
-def cleared():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    jax.block_until_ready(program(x))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-program = jax.jit(lambda x: jnp.sort(jnp.sin(x).T, axis=0).sum())
-x = jnp.ones((2048, 4096))
-print([cleared() for _ in range(10)][-1])
 """
 
 
@@ -67,12 +50,3 @@ def test_programs_are_kept_only_where_and_if_the_user_wants(run, tmp_path):
     assert "kept" not in compiled and run(JAX_ENABLE_COMPILATION_CACHE="false") == (compiled, set())
     said, kept = run(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "chosen"))
     assert f"kept in {tmp_path}/chosen " in said and {name.partition("/")[0] for name in kept} == {"chosen"}
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such settings")
-@pytest.mark.parametrize("keeps", [False, True])
-def test_temporary_arrays_are_kept_for_the_next_call(keeps):
-    """32 MiB, which the system would otherwise clear page by page."""
-    lines = ("import examples" if keeps else "") + TEMPORARY
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
-    assert (int(done.stdout) < 1000) == keeps
