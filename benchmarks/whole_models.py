@@ -1,15 +1,17 @@
 """`python -m benchmarks.whole_models`: whole detectors beside those of transformers, torchvision and ONNX Runtime.
 
-The detection transformers have the same checkpoint with random weights, and all have the same images; they take turns
-in one process. A step is the forward (with denoising queries), all losses of ten objects in each image, the gradients,
-clipping and the optimiser.
+The detection transformers have the same checkpoint with random weights, and all have the same images. Each
+implementation has a process of its own, and they take turns. A step is the forward (with denoising queries), all losses
+of ten objects in each image, the gradients, clipping and the optimiser.
 """
 
-import math
+import itertools
+import os
 import re
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -17,15 +19,15 @@ import numpy as np
 
 from benchmarks.baselines import Unavailable, summary_of
 from benchmarks.measurements.detectors import DTYPES, images, mask_rcnn, transformers
-from benchmarks.measurements.timing import interleaved
-from benchmarks.measurements.trace import median, operations, total, traced
+from benchmarks.measurements.detectors.processes import Process
+from benchmarks.measurements.timing import summary
+from benchmarks.measurements.trace import median, total
 from benchmarks.reports.formatting import digits, markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_page
 from benchmarks.support.machine import load, machine
 
 DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
 PASSES = ("forward", "step")
-RUNS = 3  # that are profiled
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (
     "Milliseconds of calls that take turns, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
@@ -33,9 +35,10 @@ NOTE = (
     "the peak of torch's allocator."
 )
 FIRST = (
-    "Seconds until the first step has ended, if no program is in a cache, and operations of its program in StableHLO."
+    "Seconds until the first step has ended, if no program is in a cache, and again if its program is; and the "
+    "operations of the program in StableHLO."
 )
-FIRST_CELLS = ("tracing", "compiling", "all", "operations")
+FIRST_CELLS = ("tracing", "compiling", "all", "compiling again", "all again", "operations")
 WHERE = (
     "Where the time of jax_dcn goes: shares of the sum of its operations' times in a profile. The library of XLA has "
     "most products, convolutions and sums; passes are all other operations, most of them over single elements."
@@ -47,40 +50,50 @@ def measure(name, batch, side, dtype, repeats, chosen):
     """A row for each pass of a detector."""
     detector = DETECTORS[name]
     data = images(batch, side or detector.side)
-    prepared, without = prepare(detector, data, dtype, chosen)
-    if "jax_dcn" not in prepared:
-        raise RuntimeError(f"jax_dcn failed: {without['jax_dcn']}")
-    ours = prepared["jax_dcn"].scores
-    row = {"model": name, "images": batch, "side": data.pixels.shape[1], "dtype": dtype, "without": without}
-    row["differences"] = {
-        other: float(np.linalg.norm(one.scores - ours) / np.linalg.norm(ours))
-        for other, one in prepared.items()
-        if dtype == "float32" and one.scores is not None and one.scores is not ours
-    }
-    for pass_ in PASSES:
-        calls = {other: call for other, one in prepared.items() if (call := getattr(one, pass_))}
-        found = {"bytes": {other: call.held(call)[1] for other, call in calls.items()}}
-        found["seconds"] = interleaved(calls, repeats, seconds_each=math.inf)
-        if jax.default_backend() == "gpu":
-            found["kernels"] = traced(calls, RUNS)
-        else:
-            found["operations"] = operations(calls["jax_dcn"], RUNS)
-        if pass_ == "step":
-            found["first step"] = {other: one.first_step for other, one in prepared.items() if one.step}
-        yield row | {"pass": pass_} | found
-
-
-def prepare(detector, data, dtype, chosen):
-    """The chosen implementations by name, and why some are missing."""
-    prepared, without = {}, {}
-    workers = 1 if jax.default_backend() == "cpu" else len(chosen)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
-        detector.write(Path(folder))
-        futures = {
-            name: pool.submit(function, Path(folder), data, dtype)
-            for name, function in detector.implementations.items()
-            if name in chosen
+    on_gpu = jax.default_backend() == "gpu"
+    with started(detector, chosen) as processes:
+        prepared, without = prepare(detector, processes, data, dtype)
+        if "jax_dcn" not in prepared:
+            raise RuntimeError(f"jax_dcn failed: {without['jax_dcn']}")
+        ours = prepared["jax_dcn"].scores
+        row = {"model": name, "images": batch, "side": data.pixels.shape[1], "dtype": dtype, "without": without}
+        row["differences"] = {
+            other: float(np.linalg.norm(one.scores - ours) / np.linalg.norm(ours))
+            for other, one in prepared.items()
+            if dtype == "float32" and one.scores is not None and one.scores is not ours
         }
+        for pass_ in PASSES:
+            having = {other: processes[other] for other, one in prepared.items() if pass_ in one.passes}
+            found = {"bytes": {other: process.held(pass_) for other, process in having.items()}}
+            found["seconds"] = taking_turns(having, pass_, repeats)
+            if on_gpu:
+                found["kernels"] = {other: process.profile(pass_) for other, process in having.items()}
+            else:
+                found["operations"] = having["jax_dcn"].profile(pass_)
+            if pass_ == "step":
+                found["first step"] = {other: prepared[other].first_step for other in having}
+            yield row | {"pass": pass_} | found
+
+
+@contextmanager
+def started(detector, chosen):
+    """A process for each chosen implementation."""
+    with tempfile.TemporaryDirectory() as programs:
+        processes = {name: Process(programs) for name in detector.implementations if name in chosen}
+        yield processes
+        for process in processes.values():
+            process.end()
+
+
+def prepare(detector, processes, data, dtype):
+    """The implementations that are prepared, and why some are missing. On a CPU they are prepared one by one."""
+    prepared, without, futures = {}, {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        detector.write(Path(folder))
+        for name, process in processes.items():
+            futures[name] = process.prepare(detector.implementations[name], Path(folder), data, dtype)
+            if jax.default_backend() == "cpu":
+                wait([futures[name]])
         for name, future in futures.items():
             try:
                 prepared[name] = future.result()
@@ -89,6 +102,14 @@ def prepare(detector, data, dtype, chosen):
             except Exception as error:  # such as that of an exporter; the others can still run
                 without[name] = summary_of(error)
     return prepared, without
+
+
+def taking_turns(processes, pass_, repeats):
+    seconds = {name: [] for name in processes}
+    for _ in range(repeats):
+        for name, process in processes.items():
+            seconds[name].append(process.turn(pass_))
+    return {name: summary(values) for name, values in seconds.items()}
 
 
 def tables(rows):
@@ -141,12 +162,11 @@ def main(arguments=None):
     add("--repeats", type=int, default=5)
     args = made.parse_args(arguments)
     chosen = {"jax_dcn", *args.implementations}
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the processes share the memory of a GPU
     results = {"machine": machine() | {"load average before": load()}, "rows": []}
-    for name in args.models:
-        for dtype in args.dtypes:
-            for batch in args.images:
-                results["rows"] += measure(name, batch, args.side, dtype, args.repeats, chosen)
-                write(args.out, results)
+    for name, dtype, batch in itertools.product(args.models, args.dtypes, args.images):
+        results["rows"] += measure(name, batch, args.side, dtype, args.repeats, chosen)
+        write(args.out, results)
 
 
 def write(folder, results):

@@ -90,7 +90,7 @@ def masks(batch):
 
 IMPLEMENTATIONS = {
     "jax_dcn": of_examples,
-    "without CUDA graphs": without_cuda_graphs(of_examples),
+    "without CUDA graphs": partial(without_cuda_graphs, of_examples),
     "torchvision": of_torchvision,
 }
 DETECTORS = {"Mask R-CNN R50": Detector(SIDE, lambda folder: None, IMPLEMENTATIONS)}

@@ -140,7 +140,7 @@ def of_onnxruntime(folder, batch, dtype):
 
 IMPLEMENTATIONS = {
     "jax_dcn": of_examples,
-    "without CUDA graphs": without_cuda_graphs(of_examples),
+    "without CUDA graphs": partial(without_cuda_graphs, of_examples),
     "transformers": of_transformers,
     "ONNX Runtime": of_onnxruntime,
 }
