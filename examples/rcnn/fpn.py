@@ -28,15 +28,14 @@ class FPN(nn.Module):
 
     features: int
     dtype: Dtype | None = None
-    levels: int = 4
 
     def setup(self):
-        self.lateral_convs = [ConvModule(self.features, 1, self.dtype) for _ in range(self.levels)]
-        self.fpn_convs = [ConvModule(self.features, 3, self.dtype) for _ in range(self.levels)]
+        self.lateral_convs = [ConvModule(self.features, 1, self.dtype) for _ in range(4)]
+        self.fpn_convs = [ConvModule(self.features, 3, self.dtype) for _ in range(4)]
 
     def __call__(self, features: Sequence[jax.Array]) -> list[jax.Array]:
         merged = [conv(feature) for conv, feature in zip(self.lateral_convs, features, strict=True)]
-        for level in reversed(range(self.levels - 1)):
+        for level in reversed(range(3)):
             merged[level] += merged[level + 1].repeat(2, 1).repeat(2, 2)
         pyramid = [conv(feature) for conv, feature in zip(self.fpn_convs, merged, strict=True)]
         return [*pyramid, pyramid[-1][:, ::2, ::2]]
