@@ -35,9 +35,7 @@ def deform_conv2d(x, offset, weight, mask, *, stride, dilation, groups):
     return jnp.einsum("nhwkgc,kcgo->nhwgo", samples, weight).reshape(batch, rows, columns, -1)
 
 
-def deform_psroi_pool(
-    x, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1
-):
+def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1):
     images, height, width, channels = x.shape
     classes = offset.shape[-1] // 2
     features = channels // group_size**2 // classes  # per class

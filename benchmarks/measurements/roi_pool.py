@@ -77,9 +77,7 @@ PSROI_POOL = Operator(
         "P4": Shape(2, 200, 336, 256, rois=1000, stride=4),  # feature pyramid
     },
     problem=partial(problem, is_deformable=True),
-    implementations=compiled.in_jax(
-        jax_dcn.deform_psroi_pool, ("x", "rois", "offset"), pure_jax.deform_psroi_pool
-    ),
+    implementations=compiled.in_jax(jax_dcn.deform_psroi_pool, ("x", "rois", "offset"), pure_jax.deform_psroi_pool),
 )
 ROI_ALIGN = Operator(
     name="roi_align",

@@ -35,16 +35,16 @@ class Use:
 
 ANY = object()
 # Settings for training only, or that the arrays of the checkpoint say too. A rule for one of them comes first.
-IGNORED = set(
-    """
-    backend_args base_channels batch_augments boxtype2tensor clip_object_border conv_out_channels ctr_clamp
-    deform_groups deformable_groups depth extra_convs_on_inputs fc_out_channels feat_channels file_client_args
-    flip_direction frozen_stages ignore_empty in_channels init_cfg loss_bbox loss_mask loss_weight mask_pad_value
-    modulated momentum nms_post no_norm_on_lateral non_blocking norm_eval num_classes num_convs out_channels pad_mask
-    pad_seg pretrained reg_decoded_bbox relu_before_extra_convs requires_grad roi_feat_size seg_pad_value stage_with_dcn
-    stem_channels test_cfg to_float32 train_cfg transforms use_box_type use_torchvision with_cp zero_init_residual
-    """.split()
-)
+IGNORED = {
+    *("backend_args", "base_channels", "batch_augments", "boxtype2tensor", "clip_object_border", "conv_out_channels"),
+    *("ctr_clamp", "deform_groups", "deformable_groups", "depth", "extra_convs_on_inputs", "fc_out_channels"),
+    *("feat_channels", "file_client_args", "flip_direction", "frozen_stages", "ignore_empty", "in_channels"),
+    *("init_cfg", "loss_bbox", "loss_mask", "loss_weight", "mask_pad_value", "modulated", "momentum", "nms_post"),
+    *("no_norm_on_lateral", "non_blocking", "norm_eval", "num_classes", "num_convs", "out_channels", "pad_mask"),
+    *("pad_seg", "pretrained", "reg_decoded_bbox", "relu_before_extra_convs", "requires_grad", "roi_feat_size"),
+    *("seg_pad_value", "stage_with_dcn", "stem_channels", "test_cfg", "to_float32", "train_cfg", "transforms"),
+    *("use_box_type", "use_torchvision", "with_cp", "zero_init_residual"),
+}
 NORM = {"type": Only("BN", "SyncBN"), "eps": Only(1e-5)}
 LINEAR = {"type": Only("Linear")}
 ZERO = Only(0, [0] * 3, {"img": 0}, {"img": [0] * 3}, {"img": 0, "masks": 0, "seg": 255})  # the last is mmdet's default
