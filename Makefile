@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WERROR ?= OFF# ON: treat compiler warnings as errors
-STEPS ?=# of gpu-check, such as smoke,tests: only these; by default all
+STEPS ?=# of gpu-check, such as tests,kernels: only these; by default all
 OUT ?=# folder for the results of gpu-check; by default benchmarks/results
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)

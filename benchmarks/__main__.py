@@ -1,6 +1,6 @@
 """`python -m benchmarks`: compares the operators with their baselines.
 
-It writes the results to a folder: <date>-<platform>.json, the same as tables (.md), and plots (.png).
+It writes the results to a folder: <date>-<platform>.json, and the same as tables (.md).
 """
 
 import math
@@ -20,8 +20,6 @@ DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float3
 
 def main(arguments=None):
     args = parse(arguments)
-    if args.plot:
-        from benchmarks import plot  # imported before the work, because matplotlib may be missing
     end = time.monotonic() + (math.inf if args.seconds is None else args.seconds)
     stem = args.out / f"{date.today()}-{jax.default_backend()}"
     results = {"machine": machine() | {"load average before": load()}, "limit": args.seconds}
@@ -36,8 +34,6 @@ def main(arguments=None):
         write(results, stem)  # after each task, so that a run that is stopped leaves its results
     results["machine"]["load average after"] = load()
     print(write(results, stem))
-    if args.plot:
-        plot.draw(results["operators"], stem)
     return 1 if any(row.get("refused") for row in results["operators"]) else 0
 
 
@@ -67,7 +63,6 @@ def parse(arguments):
     add("--baselines", nargs="+", choices=names, default=names, metavar="NAME", help=shown)
     add("--repeats", type=int, default=15, help="how often each one is timed, unless it is slow")
     add("--seconds", type=float, help="time limit, after which no task is started")
-    add("--no-plot", dest="plot", action="store_false", help="write no plots; works without matplotlib")
     return made.parse_args(arguments)
 
 

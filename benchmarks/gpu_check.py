@@ -88,12 +88,11 @@ SANITIZE = "compute-sanitizer --error-exitcode 1 --tool"
 STEPS = {
     "facts": Step(10, FACTS),
     "build": Step(120, INSTALL),
-    "smoke": Step(45, "$PYTHON -m benchmarks.smoke"),
+    "tests": Step(90, RUN_TESTS),
     "kernels": Step(90, "$PYTHON -m benchmarks.kernel_times"),
     "ratios": Step(90, "$PYTHON -m benchmarks.gpu_ratios"),
     "profile-A": Step(25, f"{PROFILE} A:16"),
     "profile-C": Step(25, f"{PROFILE} C:16"),
-    "tests": Step(70, RUN_TESTS),
     "launches": Step(30, COMPILE_LAUNCHES),
     "memcheck": Step(10, f"{SANITIZE} memcheck {LAUNCHES}"),
     "racecheck": Step(45, f"{SANITIZE} racecheck {LAUNCHES}"),

@@ -59,7 +59,6 @@ class Operator(NamedTuple):
     problem: Callable[[Any, str], Problem]  # of a shape and a type
     implementations: dict[str, Implementation]
     lower_bounds: tuple[str, ...] = ()  # the implementations that do only a part of the work
-    about_lower_bounds: str = ""
 
     def compared_with(self, baselines) -> dict[str, Implementation]:
         """jax_dcn and those of the named baselines that the operator has."""

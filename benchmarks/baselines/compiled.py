@@ -14,6 +14,13 @@ def implementation(function, takes, agrees_at=None):
     return Implementation(partial(prepare, function, takes), agrees_at)
 
 
+def in_jax(function, takes, in_pure_jax):
+    """An operator and its forms in `jax.numpy`."""
+    reference = partial(function, backend="reference")
+    forms = {"jax_dcn": function, "pure JAX": in_pure_jax, "reference": reference}
+    return {name: implementation(form, takes) for name, form in forms.items()}
+
+
 def prepare(function, takes, problem, backward):
     operands = {name: problem.operands[name] for name in takes}
     executable = compile_for(partial(function, **problem.options), operands, problem, backward)

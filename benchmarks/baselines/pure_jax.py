@@ -35,25 +35,12 @@ def deform_conv2d(x, offset, weight, mask, *, stride, dilation, groups):
     return jnp.einsum("nhwkgc,kcgo->nhwgo", samples, weight).reshape(batch, rows, columns, -1)
 
 
-def deform_psroi_pool(x, rois, offset, *, group_size, **options):
+def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1):
     images, height, width, channels = x.shape
     classes = offset.shape[-1] // 2
     features = channels // group_size**2 // classes  # per class
     pixels = x.reshape(images, height, width, classes, features, group_size, group_size)
     pixels = jnp.moveaxis(pixels, (5, 6), (3, 4)).reshape(-1, features)
-    total = 0
-    for index, share in psroi_corners(x.shape, rois, offset, group_size=group_size, **options):
-        total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((4, 5))
-    return total.reshape(*total.shape[:3], classes * features).astype(x.dtype)
-
-
-def psroi_corners(shape, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1):
-    """Yields the pixel of one class and group and the weight, of the four corners of all points.
-
-    Each is [R, out, out, classes, points, points].
-    """
-    _, height, width, _ = shape
-    classes = offset.shape[-1] // 2
     first = jnp.round(rois[:, 1:3]) * spatial_scale - 0.5
     size = jnp.maximum((jnp.round(rois[:, 3:]) + 1) * spatial_scale - 0.5 - first, 0.1)
     offset = offset.reshape(*offset.shape[:3], classes, 2)
@@ -77,26 +64,19 @@ def psroi_corners(shape, rois, offset, *, output_size, spatial_scale, group_size
     image = rois[:, 0].astype(jnp.int32)[:, None, None, None, None, None]
     group = number * group_size // output_size
     group_y, group_x = group[:, None, None, None, None], group[:, None, None, None]
-    class_ = np.arange(classes)[:, None, None]
+    class_, total = np.arange(classes)[:, None, None], 0
     for row, weight_y in ((low_y, 1 - fraction_y), (high_y, fraction_y)):
         for column, weight_x in ((low_x, 1 - fraction_x), (high_x, fraction_x)):
             index = ((image * height + row) * width + column) * group_size + group_y
             index = (index * group_size + group_x) * classes + class_
-            yield index, jnp.where(kept, weight_y * weight_x, 0) / count
+            share = jnp.where(kept, weight_y * weight_x, 0) / count  # [R, out, out, classes, points, points]
+            total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((4, 5))
+    return total.reshape(*total.shape[:3], classes * features).astype(x.dtype)
 
 
-def roi_align(x, rois, **options):
-    channels = x.shape[-1]
-    pixels, total = x.reshape(-1, channels), 0
-    for index, share in roi_corners(x.shape, rois, **options):
-        total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((3, 4))
-    return total.astype(x.dtype)
-
-
-def roi_corners(shape, rois, *, output_size, spatial_scale, sampling_ratio):
-    """Yields the pixel and the weight of the four corners of all points: [R, out, out, points, points]."""
-    _, height, width, _ = shape
-    count = output_size * sampling_ratio
+def roi_align(x, rois, *, output_size, spatial_scale, sampling_ratio):
+    _, height, width, channels = x.shape
+    count, pixels, total = output_size * sampling_ratio, x.reshape(-1, channels), 0
 
     def axis(first, last, size):
         """Low and high pixel, fraction between them, and which points are in the image: [R, points of all bins]."""
@@ -115,7 +95,9 @@ def roi_corners(shape, rois, *, output_size, spatial_scale, sampling_ratio):
     for row, weight_y in ((low_y, 1 - fraction_y), (high_y, fraction_y)):
         for column, weight_x in ((low_x, 1 - fraction_x), (high_x, fraction_x)):
             share = jnp.where(inside_y & inside_x, weight_y * weight_x, 0) / sampling_ratio**2
-            yield (image * height + row) * width + column, share
+            index = (image * height + row) * width + column  # [R, out, out, points, points]
+            total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((3, 4))
+    return total.astype(x.dtype)
 
 
 def multi_scale_deformable_attention(value, sampling_locations, attention_weights, *, spatial_shapes):
@@ -130,7 +112,10 @@ def multi_scale_deformable_attention(value, sampling_locations, attention_weight
 def dcnv3(x, offset, mask, *, kernel_size, padding, groups):
     batch, height, width, channels = x.shape
     taps = kernel_size**2
-    y, x_ = window_positions(offset.reshape(batch, height, width, groups, taps, 2), kernel_size, padding)
+    offset = offset.reshape(batch, height, width, groups, taps, 2)
+    tap_x, tap_y = np.divmod(np.arange(taps), kernel_size)
+    y = (np.arange(height) - padding)[:, None, None, None] + tap_y + offset[..., 1]
+    x_ = (np.arange(width) - padding)[:, None, None] + tap_x + offset[..., 0]
     total = weighted_samples(
         x.reshape(batch, height * width, groups, -1),
         *(a.reshape(batch, height * width, groups, taps) for a in (y, x_, mask)),
@@ -138,15 +123,6 @@ def dcnv3(x, offset, mask, *, kernel_size, padding, groups):
         width,
     )
     return total.reshape(batch, height, width, channels).astype(x.dtype)
-
-
-def window_positions(offset, kernel_size=3, padding=1):
-    """The positions y and x of DCNv3's taps, of offsets [batch, height, width, groups, taps, 2]."""
-    height, width = offset.shape[1:3]
-    tap_x, tap_y = np.divmod(np.arange(kernel_size**2), kernel_size)
-    y = (np.arange(height) - padding)[:, None, None, None] + tap_y + offset[..., 1]
-    x = (np.arange(width) - padding)[:, None, None] + tap_x + offset[..., 0]
-    return y, x
 
 
 def weighted_samples(value, y, x, weights, height, width):
@@ -165,17 +141,8 @@ def weighted_samples(value, y, x, weights, height, width):
 
 def grid_sample(x, grid):
     """Bilinear or trilinear, with zeros outside; `grid` has one or more dimensions of points."""
-    channels = x.shape[-1]
-    pixels, total = x.reshape(-1, channels), 0
-    for index, share in grid_corners(x.shape, grid):
-        total += share[..., None].astype(x.dtype) * jnp.take(pixels, index, axis=0, mode="clip")
-    return total.reshape(*grid.shape[:-1], channels)
-
-
-def grid_corners(shape, grid):
-    """Yields the pixel and the weight of each corner of all points: [batch, points]; weight 0 outside."""
-    batch, *sizes, _ = shape
-    points = grid.reshape(batch, -1, len(sizes))
+    batch, *sizes, channels = x.shape
+    points, pixels, total = grid.reshape(batch, -1, len(sizes)), x.reshape(-1, channels), 0
     axes = [
         [(low, 1 - (p - low)), (low + 1, p - low)]
         for axis, size in enumerate(sizes)
@@ -187,7 +154,8 @@ def grid_corners(shape, grid):
         for (pixel, share), size in zip(taps, sizes, strict=True):
             weight = weight * jnp.where((pixel >= 0) & (pixel < size), share, 0)
             index = index * size + jnp.clip(pixel, 0, size - 1).astype(jnp.int32)
-        yield index, weight
+        total += weight[..., None].astype(x.dtype) * jnp.take(pixels, index, axis=0, mode="clip")
+    return total.reshape(*grid.shape[:-1], channels)
 
 
 def corners(y, x, height, width):

@@ -139,6 +139,7 @@ def attention(torch, operands, options):
 def grid_sample(torch, operands, options):
     """PyTorch's, which wants as many dimensions of points as images have."""
     x, grid = operands.values()
-    flat = grid.ndim < x.ndim
-    y = torch.nn.functional.grid_sample(x, grid[:, :, None] if flat else grid, align_corners=False)
-    return y[..., 0] if flat else y
+    points = grid.shape[1:-1]
+    grid = grid.reshape(len(grid), *points, *[1] * (x.ndim - grid.ndim), grid.shape[-1])
+    y = torch.nn.functional.grid_sample(x, grid, align_corners=False)
+    return y.reshape(*y.shape[:2], *points)

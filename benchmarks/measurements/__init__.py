@@ -1,1 +1,1 @@
-"""Problems of each operator, and what several commands measure or count: times, memory, costs of kernels."""
+"""Problems of each operator, and what several commands measure or count: times and memory."""

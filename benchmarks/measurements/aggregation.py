@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Operator, Problem, native, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, compiled, pure_jax, pytorch
 
 ATTENTION_OPERANDS, DCNV3_OPERANDS = ("value", "sampling_locations", "attention_weights"), ("x", "offset", "mask")
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
@@ -26,16 +26,6 @@ class Attention(NamedTuple):
         levels = ", ".join(f"{height} x {width}" for height, width in self.sizes)
         return f"{queries} of {self.batch} examples, levels {levels}, {self.heads} heads of {CHANNELS}, {POINTS} points"
 
-    @property
-    def pixels(self):
-        """The number of pixels of all levels."""
-        return sum(height * width for height, width in self.sizes)
-
-    @property
-    def taps(self):
-        """The number of taps of all queries and heads."""
-        return self.batch * (self.queries or self.pixels) * self.heads * len(self.sizes) * POINTS
-
 
 class Window(NamedTuple):
     """A 3x3 window of DCNv3 on x [batch, size, size, groups · CHANNELS]."""
@@ -47,14 +37,9 @@ class Window(NamedTuple):
     def __str__(self):
         return f"{self.batch} x {self.size} x {self.size}, {self.groups} groups of {CHANNELS}"
 
-    @property
-    def taps(self):
-        """The number of taps of all pixels and groups."""
-        return self.batch * self.size**2 * self.groups * 9
-
 
 def attention_problem(shape, dtype):
-    random, pixels = np.random.default_rng(0), shape.pixels
+    random, pixels = np.random.default_rng(0), sum(height * width for height, width in shape.sizes)
     levels = np.array(shape.sizes)[:, None, ::-1]  # width and height
     if shape.queries is None:
         centers = np.concatenate([grid(size) for size in shape.sizes])[:, None, None, None]
@@ -119,15 +104,10 @@ ATTENTION = Operator(
         "M3": Attention(4, ((100, 167), (50, 84), (25, 42), (13, 21)), queries=300),
     },
     problem=attention_problem,
-    implementations=native.beside_loop(
-        jax_dcn.multi_scale_deformable_attention,
-        ATTENTION_OPERANDS,
-        native.prepare_attention,
-        pure_jax.multi_scale_deformable_attention,
+    implementations=compiled.in_jax(
+        jax_dcn.multi_scale_deformable_attention, ATTENTION_OPERANDS, pure_jax.multi_scale_deformable_attention
     )
     | {"PyTorch": pytorch.implementation(pytorch.attention, pytorch.float32_type, layout="nhwc")},
-    lower_bounds=(native.NAME,),
-    about_lower_bounds=native.ABOUT_AGGREGATION,
 )
 DCNV3 = Operator(
     name="dcnv3",
@@ -135,7 +115,5 @@ DCNV3 = Operator(
     # The first three stages of InternImage, for images of 224 x 224.
     shapes={"W1": Window(2, 56, 4), "W2": Window(2, 28, 8), "W3": Window(2, 14, 16)},
     problem=dcnv3_problem,
-    implementations=native.beside_loop(jax_dcn.dcnv3, DCNV3_OPERANDS, native.prepare_dcnv3, pure_jax.dcnv3),
-    lower_bounds=(native.NAME,),
-    about_lower_bounds=native.ABOUT_AGGREGATION,
+    implementations=compiled.in_jax(jax_dcn.dcnv3, DCNV3_OPERANDS, pure_jax.dcnv3),
 )

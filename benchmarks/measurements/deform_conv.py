@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, onnxruntime, pure_jax, pytorch
+from benchmarks.baselines import Implementation, Operator, Problem, compiled, onnxruntime, pure_jax, pytorch
 
 VARIED = ("x", "offset", "weight", "mask")
 OFFSET_DEVIATION = 2  # pixels
@@ -55,39 +55,26 @@ SHAPES |= {f"{name}2": SHAPES[name]._replace(batch=2) for name in "IJ"}
 SHAPES |= {f"{name}16": SHAPES[name]._replace(batch=16) for name in "ABCDIJ"}
 
 
-def output_size(shape):
-    return shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride)
-
-
-def operand_shapes(shape):
-    samples = 9 * shape.offset_groups
-    return {
-        "x": (shape.batch, shape.height, shape.width, shape.channels),
-        "offset": (*output_size(shape), 2 * samples),
-        "weight": (3, 3, shape.channels // shape.groups, shape.features),
-        "mask": (*output_size(shape), samples),
-    }
-
-
 def problem(shape, dtype):
-    random, sizes = np.random.default_rng(0), operand_shapes(shape)
+    random, samples = np.random.default_rng(0), 9 * shape.offset_groups
+    place = shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride)
 
-    def normal(size, scale=1.0):
+    def normal(*size, scale=1.0):
         return jnp.asarray(random.standard_normal(size, np.float32) * np.float32(scale), dtype)
 
     # Samples lie a quarter of a pixel away from the non-differentiable points, and their locations are exact in 16
     # bits, so that all implementations read the same pixels.
-    offset = random.standard_normal(sizes["offset"], np.float32) * OFFSET_DEVIATION
+    offset = random.standard_normal((*place, 2 * samples), np.float32) * OFFSET_DEVIATION
     offset = np.round(2 * offset) / 2 + 0.25
     return Problem(
         operands={
-            "x": normal(sizes["x"]),
+            "x": normal(shape.batch, shape.height, shape.width, shape.channels),
             "offset": jnp.asarray(offset, jnp.float32),
-            "weight": normal(sizes["weight"], scale=0.02),
-            "mask": jnp.asarray(random.random(sizes["mask"], np.float32)),
+            "weight": normal(3, 3, shape.channels // shape.groups, shape.features, scale=0.02),
+            "mask": jnp.asarray(random.random((*place, samples), np.float32)),
         },
         varied=VARIED,
-        cotangent=normal((*output_size(shape), shape.features)),
+        cotangent=normal(*place, shape.features),
         dtype=dtype,
         options={"stride": shape.stride, "dilation": shape.dilation, "groups": shape.groups},
     )
@@ -122,28 +109,10 @@ def ordinary(x, weight, *, stride, dilation, groups, padding=None):
 
 
 def undeformed(problem):
-    """The problem with zero offsets and a mask of ones, where an ordinary convolution is the same function."""
-    offset, mask = problem.operands["offset"], problem.operands["mask"]
-    zeros = {"offset": jnp.zeros_like(offset), "mask": jnp.ones_like(mask)}
-    return problem._replace(operands={**problem.operands, **zeros})
-
-
-def plan(shape, dtype, **target):
-    """What `jax_dcn.kernel_plan` says about the convolution of a shape on a platform."""
-    dtypes = {"x": dtype, "weight": dtype}
-    x, offset, weight, mask = (
-        jax.ShapeDtypeStruct(size, dtypes.get(name, jnp.float32)) for name, size in operand_shapes(shape).items()
-    )
-    return jax_dcn.kernel_plan(
-        jax_dcn.deform_conv2d,
-        *(x, offset, weight),
-        mask=mask,
-        strides=shape.stride,
-        padding=shape.dilation,
-        kernel_dilation=shape.dilation,
-        feature_group_count=shape.groups,
-        **target,
-    )
+    """The problem with zero offsets and masks of ones, where an ordinary convolution is the same function."""
+    plain = {"offset": jnp.zeros_like, "mask": jnp.ones_like}
+    operands = {name: plain[name](array) if name in plain else array for name, array in problem.operands.items()}
+    return problem._replace(operands=operands)
 
 
 XLA, ONEDNN = "XLA convolution", "oneDNN convolution"
@@ -161,13 +130,10 @@ CONVOLUTION = Operator(
             layout="channels last",
             agrees_at=undeformed,
         ),
-        native.NAME: Implementation(native.prepare_convolution),
         "pure JAX": compiled.implementation(pure_jax.deform_conv2d, VARIED),
         "torchvision": pytorch.implementation(pytorch.deform_conv2d, pytorch.torchvision_type),
         "onnxruntime": Implementation(onnxruntime.prepare, compiles=False),
         "reference": compiled.implementation(partial(deformable, backend="reference"), VARIED),
     },
-    lower_bounds=(XLA, ONEDNN, native.NAME),
-    about_lower_bounds="Time: the time of jax_dcn divided by that of XLA's and of oneDNN's ordinary convolution, which "
-    "sample nothing. " + native.ABOUT_CONVOLUTION,
+    lower_bounds=(XLA, ONEDNN),
 )

@@ -1,13 +1,12 @@
 """Sampling of images at any positions: warps, points and volumes."""
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Operator, Problem, native, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, compiled, pure_jax, pytorch
 
 OPERANDS = ("x", "grid")
 
@@ -21,10 +20,6 @@ class Shape(NamedTuple):
     channels: int
     points: tuple[int, ...]
     warps: bool = False
-
-    @property
-    def samples(self):
-        return self.batch * math.prod(self.points)
 
     def __str__(self):
         size, points = (" x ".join(map(str, sizes)) for sizes in (self.size, self.points))
@@ -65,8 +60,6 @@ SAMPLING = Operator(
         "S5": Shape("scalar field", 1, (512, 512), 1, (10**6,)),
     },
     problem=problem,
-    implementations=native.beside_loop(jax_dcn.grid_sample, OPERANDS, native.prepare_sampling, pure_jax.grid_sample)
+    implementations=compiled.in_jax(jax_dcn.grid_sample, OPERANDS, pure_jax.grid_sample)
     | {"PyTorch": pytorch.implementation(pytorch.grid_sample, pytorch.float32_type)},
-    lower_bounds=(native.NAME,),
-    about_lower_bounds=native.ABOUT_AGGREGATION,
 )

@@ -1,1 +1,1 @@
-"""The measurements as tables, pages and plots."""
+"""The measurements as tables and pages."""

@@ -17,7 +17,7 @@ from .decoder import Detections, Outputs, Predictions
 from .denoising import Denoising
 from .distributions import Distribution, distillation, fine_grained_localisation
 from .losses import box_losses, box_quality, varifocal
-from .matching import Costs, Targets, match
+from .matching import Targets, match
 
 # Settings in a config.json of transformers' own losses, and their defaults there. They have no effect on these losses.
 UNUSED = {
@@ -28,7 +28,6 @@ UNUSED = {
     **{"weight_loss_fgl": 0.15, "weight_loss_ddf": 1.5},
 }
 Losses = dict[str, jax.Array]
-COSTS = Costs()
 
 
 class Criterion(Protocol):
@@ -48,7 +47,6 @@ class DeformableDetrLosses:
     l1: float = 5.0
     giou: float = 2.0
     alpha: float = 0.25
-    costs: Costs = COSTS
 
     def __call__(self, outputs: Outputs, targets: Targets, denoising: Denoising | None = None) -> Losses:
         """The losses by name. The last layer has no suffix, layer i has `_i`, and the first stage has `_enc`."""
@@ -69,7 +67,7 @@ class DeformableDetrLosses:
             loss = self.classes * optax.sigmoid_focal_loss(found.logits, classes, alpha=self.alpha).sum() / count
             return {"loss_ce": loss} | _box_losses(self, found, own, count)
 
-        return _by_set(of_set, suffixes, sets, match(*sets, targets, self.costs))
+        return _by_set(of_set, suffixes, sets, match(*sets, targets))
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ class RTDetrLosses:
     giou: float = 2.0
     alpha: float = 0.75
     gamma: float = 2.0
-    costs: Costs = COSTS
 
     def __call__(self, outputs: Outputs, targets: Targets, denoising: Denoising | None = None) -> Losses:
         """The losses by name. The last layer has no suffix, the other layers and then the proposals have `_aux_i`, and
@@ -97,7 +94,7 @@ class RTDetrLosses:
         def of_set(predicted, assigned):
             return self._losses(predicted, targets.of(assigned), count)
 
-        found = _by_set(of_set, suffixes, sets, match(*sets, targets, self.costs))
+        found = _by_set(of_set, suffixes, sets, match(*sets, targets))
         if denoising is not None and outputs.denoising is not None:
             suffixes = [f"_dn_{index}" for index in range(others)]
             found |= self._denoising_losses(_sets(outputs.denoising), suffixes, targets, denoising)
@@ -136,7 +133,7 @@ class DFineLosses(RTDetrLosses):
         sets = _sets(outputs.layers, outputs.layers.first, outputs.proposals)
         layers = len(outputs.layers.logits)
         suffixes = [*(f"_aux_{index}" for index in range(layers - 1)), "", "_pre", "_enc_0"]
-        assigned = match(*sets, targets, self.costs)
+        assigned = match(*sets, targets)
         union = _most_frequent(assigned, targets.labels.shape[1])
         of_union, count, size = targets.of(union), _count(targets), jnp.maximum((union >= 0).sum(), 1)
         shares = _shares(of_union.valid)

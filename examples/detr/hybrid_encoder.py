@@ -143,7 +143,7 @@ class HybridEncoder(nn.Module):
         down = [maps[-1]]
         for index, finer in enumerate(maps[-2::-1]):
             coarse = lateral(name=f"lateral_convs_{index}")(down[-1])
-            both = jnp.concatenate([_doubled(coarse), finer], -1)
+            both = jnp.concatenate([coarse.repeat(2, 1).repeat(2, 2), finer], -1)
             down[-1:] = [coarse, self.block(name=f"fpn_blocks_{index}")(both)]
         up = [down.pop()]
         for index, coarser in enumerate(reversed(down)):
@@ -151,7 +151,3 @@ class HybridEncoder(nn.Module):
             both = jnp.concatenate([halved, coarser], -1)
             up.append(self.block(name=f"pan_blocks_{index}")(both))
         return up
-
-
-def _doubled(x):
-    return x.repeat(2, 1).repeat(2, 2)

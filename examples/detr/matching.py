@@ -1,6 +1,5 @@
 """Which target each query is trained on: the assignment of least cost, one to one, inside `jit`."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -12,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 from examples.library.boxes import centre_to_corners, generalised_iou
 
 LOG_EPSILON = 1e-8
+CLASS_WEIGHT, L1_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0  # of the costs, in all models
+ALPHA, GAMMA = 0.25, 2.0  # of the focal cost of classes
 
 
 class Targets(NamedTuple):
@@ -37,32 +38,21 @@ class Targets(NamedTuple):
         return Targets(boxes, jnp.where(assigned >= 0, labels, -1))
 
 
-@dataclass(frozen=True)
-class Costs:
-    """The weights of the costs of a query and a target, and the constants of the focal cost of classes."""
-
-    classes: float = 2.0
-    l1: float = 5.0
-    giou: float = 2.0
-    alpha: float = 0.25
-    gamma: float = 2.0
-
-
-def pair_costs(logits: jax.Array, boxes: jax.Array, targets: Targets, weights: Costs) -> jax.Array:
+def pair_costs(logits: jax.Array, boxes: jax.Array, targets: Targets) -> jax.Array:
     """The costs [batch, queries, m] of predictions [batch, queries, ...] and targets.
 
     The cost of a class is the focal loss of a positive without that of a negative, as in Deformable DETR (arXiv
     2010.04159).
     """
     scores = jax.nn.sigmoid(logits)
-    positive = -weights.alpha * (1 - scores) ** weights.gamma * jnp.log(scores + LOG_EPSILON)
-    negative = -(1 - weights.alpha) * scores**weights.gamma * jnp.log(1 - scores + LOG_EPSILON)
+    positive = -ALPHA * (1 - scores) ** GAMMA * jnp.log(scores + LOG_EPSILON)
+    negative = -(1 - ALPHA) * scores**GAMMA * jnp.log(1 - scores + LOG_EPSILON)
     labels = jnp.broadcast_to(jnp.maximum(targets.labels, 0)[:, None], (*boxes.shape[:2], targets.labels.shape[1]))
     of_class = jnp.take_along_axis(positive - negative, labels, -1)
     mine, theirs = boxes[:, :, None], targets.boxes[:, None]
     l1 = jnp.abs(mine - theirs).sum(-1)
     giou = generalised_iou(centre_to_corners(mine), centre_to_corners(theirs))
-    return weights.classes * of_class + weights.l1 * l1 - weights.giou * giou
+    return CLASS_WEIGHT * of_class + L1_WEIGHT * l1 - GIOU_WEIGHT * giou
 
 
 def assign(costs: jax.Array, valid: jax.Array) -> jax.Array:
@@ -84,7 +74,7 @@ def assign(costs: jax.Array, valid: jax.Array) -> jax.Array:
     return jax.vmap(lambda row, index, value: row.at[index].set(value.astype(jnp.int32)))(free, queries, chosen)
 
 
-def match(logits: jax.Array, boxes: jax.Array, targets: Targets, weights: Costs) -> jax.Array:
+def match(logits: jax.Array, boxes: jax.Array, targets: Targets) -> jax.Array:
     """The index of the target of each query [sets, batch, queries], -1 for queries without a target.
 
     logits, boxes: [sets, batch, queries, ...], such as the predictions of all layers; each set has its own assignment.
@@ -92,7 +82,7 @@ def match(logits: jax.Array, boxes: jax.Array, targets: Targets, weights: Costs)
     logits, boxes = jax.lax.stop_gradient((logits, boxes))
 
     def of_images(logits, boxes, targets):
-        costs = jax.vmap(lambda *found: pair_costs(*found, targets, weights))(logits, boxes)
+        costs = jax.vmap(lambda *found: pair_costs(*found, targets))(logits, boxes)
         flat = assign(costs.reshape(-1, *costs.shape[2:]), jnp.tile(targets.valid, (len(costs), 1)))
         return flat.reshape(costs.shape[:3])
 

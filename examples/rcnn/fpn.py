@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.convolution import Conv
@@ -29,19 +28,14 @@ class FPN(nn.Module):
 
     features: int
     dtype: Dtype | None = None
-    levels: int = 4
 
     def setup(self):
-        self.lateral_convs = [ConvModule(self.features, 1, self.dtype) for _ in range(self.levels)]
-        self.fpn_convs = [ConvModule(self.features, 3, self.dtype) for _ in range(self.levels)]
+        self.lateral_convs = [ConvModule(self.features, 1, self.dtype) for _ in range(4)]
+        self.fpn_convs = [ConvModule(self.features, 3, self.dtype) for _ in range(4)]
 
     def __call__(self, features: Sequence[jax.Array]) -> list[jax.Array]:
         merged = [conv(feature) for conv, feature in zip(self.lateral_convs, features, strict=True)]
-        for level in reversed(range(self.levels - 1)):
-            merged[level] += _doubled(merged[level + 1])
+        for level in reversed(range(3)):
+            merged[level] += merged[level + 1].repeat(2, 1).repeat(2, 2)
         pyramid = [conv(feature) for conv, feature in zip(self.fpn_convs, merged, strict=True)]
         return [*pyramid, pyramid[-1][:, ::2, ::2]]
-
-
-def _doubled(x):
-    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)

@@ -33,8 +33,19 @@ class Use:
     is_negated: bool = False
 
 
-ANY = object()  # for training only, or the arrays of the checkpoint say it too
-NORM = {"type": Only("BN", "SyncBN"), "eps": Only(1e-5), "requires_grad": ANY, "momentum": ANY}
+ANY = object()
+# Settings for training only, or that the arrays of the checkpoint say too. A rule for one of them comes first.
+IGNORED = {
+    *("backend_args", "base_channels", "batch_augments", "boxtype2tensor", "clip_object_border", "conv_out_channels"),
+    *("ctr_clamp", "deform_groups", "deformable_groups", "depth", "extra_convs_on_inputs", "fc_out_channels"),
+    *("feat_channels", "file_client_args", "flip_direction", "frozen_stages", "ignore_empty", "in_channels"),
+    *("init_cfg", "loss_bbox", "loss_mask", "loss_weight", "mask_pad_value", "modulated", "momentum", "nms_post"),
+    *("no_norm_on_lateral", "non_blocking", "norm_eval", "num_classes", "num_convs", "out_channels", "pad_mask"),
+    *("pad_seg", "pretrained", "reg_decoded_bbox", "relu_before_extra_convs", "requires_grad", "roi_feat_size"),
+    *("seg_pad_value", "stage_with_dcn", "stem_channels", "test_cfg", "to_float32", "train_cfg", "transforms"),
+    *("use_box_type", "use_torchvision", "with_cp", "zero_init_residual"),
+}
+NORM = {"type": Only("BN", "SyncBN"), "eps": Only(1e-5)}
 LINEAR = {"type": Only("Linear")}
 ZERO = Only(0, [0] * 3, {"img": 0}, {"img": [0] * 3}, {"img": 0, "masks": 0, "seg": 255})  # the last is mmdet's default
 
@@ -46,7 +57,6 @@ def _coder(stds):
         "target_stds": Use(stds, [1.0] * 4),
         "clip_border": Only(True),
         "add_ctr_clamp": Only(False),
-        "ctr_clamp": ANY,
     }
 
 
@@ -59,12 +69,9 @@ def _extractor(bins):
             "sampling_ratio": Use("sampling_ratio", 0),
             "aligned": Only(True),
             "pool_mode": Only("avg"),
-            "use_torchvision": ANY,
         },
-        "out_channels": ANY,
         "featmap_strides": Only(list(STRIDES[:POOLED_LEVELS])),
         "finest_scale": Only(56),
-        "init_cfg": ANY,
     }
 
 
@@ -79,7 +86,6 @@ def _proposals(settings):
         "max_per_img": Use(f"{settings}.count"),
         "max_num": Use(f"{settings}.count"),  # of mmdet 2, as the next one
         "nms_thr": Use(f"{settings}.iou_threshold"),
-        "nms_post": ANY,
         "nms": _suppression(settings),
         "min_bbox_size": Only(0),
         "nms_across_levels": Only(False),
@@ -96,8 +102,6 @@ MODEL = {
         "rgb_to_bgr": Only(False),
         "pad_size_divisor": Use("divisor", 1),
         "pad_value": Only(0),
-        **dict.fromkeys(("pad_mask", "mask_pad_value", "pad_seg", "seg_pad_value", "batch_augments"), ANY),
-        **dict.fromkeys(("boxtype2tensor", "non_blocking"), ANY),
     },
     "backbone": {
         "type": Only("ResNet"),
@@ -110,14 +114,8 @@ MODEL = {
         "avg_down": Only(False),
         "conv_cfg": Only({"type": "Conv2d"}),
         "norm_cfg": NORM,
-        "dcn": {
-            "type": Only("DCN", "DCNv2"),
-            "fallback_on_stride": Only(False),
-            **dict.fromkeys(("deform_groups", "deformable_groups", "modulated"), ANY),
-        },
+        "dcn": {"type": Only("DCN", "DCNv2"), "fallback_on_stride": Only(False)},
         "plugins": Only([]),
-        **dict.fromkeys(("depth", "in_channels", "stem_channels", "base_channels", "stage_with_dcn"), ANY),
-        **dict.fromkeys(("frozen_stages", "norm_eval", "with_cp", "zero_init_residual", "pretrained", "init_cfg"), ANY),
     },
     "neck": {
         "type": Only("FPN"),
@@ -127,9 +125,7 @@ MODEL = {
         "add_extra_convs": Only(False),
         "act_cfg": Only(),
         "upsample_cfg": {"mode": Only("nearest")},
-        **dict.fromkeys(("in_channels", "out_channels", "init_cfg", "relu_before_extra_convs"), ANY),
         **dict.fromkeys(("conv_cfg", "norm_cfg"), Only()),
-        **dict.fromkeys(("no_norm_on_lateral", "extra_convs_on_inputs"), ANY),
     },
     "rpn_head": {
         "type": Only("RPNHead"),
@@ -142,12 +138,9 @@ MODEL = {
             "base_sizes": Only(list(STRIDES)),
             "scale_major": Only(True),
             "center_offset": Only(0.0),
-            "use_box_type": ANY,
         },
         "bbox_coder": _coder("anchor_stds"),
-        "loss_cls": {"type": Only("CrossEntropyLoss"), "use_sigmoid": Only(True), "loss_weight": ANY},
-        **dict.fromkeys(("in_channels", "feat_channels", "num_classes", "loss_bbox", "reg_decoded_bbox"), ANY),
-        "init_cfg": ANY,
+        "loss_cls": {"type": Only("CrossEntropyLoss"), "use_sigmoid": Only(True)},
     },
     "roi_head": {
         "type": Only("StandardRoIHead"),
@@ -161,10 +154,8 @@ MODEL = {
             "reg_predictor_cfg": LINEAR,
             "cls_predictor_cfg": LINEAR,
             "predict_box_type": Only("hbox"),
-            "loss_cls": {"type": Only("CrossEntropyLoss"), "use_sigmoid": Only(False), "loss_weight": ANY},
-            **dict.fromkeys(("in_channels", "fc_out_channels", "conv_out_channels", "num_classes"), ANY),
+            "loss_cls": {"type": Only("CrossEntropyLoss"), "use_sigmoid": Only(False)},
             **dict.fromkeys(("conv_cfg", "norm_cfg"), Only()),
-            **dict.fromkeys(("loss_bbox", "reg_decoded_bbox", "init_cfg"), ANY),
         },
         "mask_roi_extractor": _extractor(MASK_BINS),
         "mask_head": {
@@ -174,13 +165,9 @@ MODEL = {
             "upsample_cfg": {"type": Only("deconv"), "scale_factor": Only(2)},
             "predictor_cfg": {"type": Only("Conv")},
             **dict.fromkeys(("conv_cfg", "norm_cfg"), Only()),
-            **dict.fromkeys(("num_convs", "roi_feat_size", "in_channels", "conv_out_channels", "num_classes"), ANY),
-            **dict.fromkeys(("loss_mask", "init_cfg"), ANY),
         },
         "shared_head": Only(),
-        **dict.fromkeys(("train_cfg", "test_cfg", "pretrained", "init_cfg"), ANY),
     },
-    **dict.fromkeys(("train_cfg", "test_cfg", "pretrained", "init_cfg"), ANY),
 }
 TESTING = {
     "rpn": _proposals("proposals"),
@@ -199,13 +186,8 @@ STEPS: dict[str, Any] = {
         "keep_ratio": Only(True),
         "backend": Only("cv2"),
         "interpolation": Only("bilinear"),
-        "clip_object_border": ANY,
     },
-    "MultiScaleFlipAug": {
-        "img_scale": Use("scale"),
-        "flip": Only(False),
-        **dict.fromkeys(("type", "transforms", "flip_direction"), ANY),
-    },
+    "MultiScaleFlipAug": {"type": ANY, "img_scale": Use("scale"), "flip": Only(False)},
     "Normalize": {
         "type": ANY,
         "mean": Use("mean"),
@@ -213,12 +195,7 @@ STEPS: dict[str, Any] = {
         "to_rgb": Use("bgr", True, is_negated=True),
     },
     "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": ZERO},
-    "LoadImageFromFile": {
-        "color_type": Only("color"),
-        "imdecode_backend": Only("cv2"),
-        "to_float32": ANY,
-        **dict.fromkeys(("type", "backend_args", "file_client_args", "ignore_empty"), ANY),
-    },
+    "LoadImageFromFile": {"type": ANY, "color_type": Only("color"), "imdecode_backend": Only("cv2")},
     **dict.fromkeys(("LoadAnnotations", "PackDetInputs"), ANY),
     **dict.fromkeys(("RandomFlip", "ImageToTensor", "DefaultFormatBundle", "Collect"), ANY),
 }
@@ -363,6 +340,6 @@ def _read(value, rule, name, found):
     else:
         for key, inner in rule.items():  # the type is first
             _read(value.get(key), inner, f"{name}.{key}", found)
-        for key in value.keys() - rule.keys():
+        for key in value.keys() - rule.keys() - IGNORED:
             if value[key] is not None:
                 raise ValueError(f"the config has {name}.{key} = {shortened(value[key])}, which is not implemented")

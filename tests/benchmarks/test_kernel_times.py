@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import pytest
 
-from benchmarks import gpu_ratios, kernel_times, smoke
+from benchmarks import gpu_ratios, kernel_times
 from benchmarks.baselines import Call
 from benchmarks.measurements import sizes, trace
 from benchmarks.measurements.roi_pool import ROI_ALIGN
@@ -77,11 +77,7 @@ def test_each_image_keeps_its_regions():
     assert (regions.images, regions.rois) == (4, 1024)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(smoke, marks=pytest.mark.slow), kernel_times, gpu_ratios],
-    ids=lambda command: command.__name__,
-)
+@pytest.mark.parametrize("command", [kernel_times, gpu_ratios], ids=lambda command: command.__name__)
 def test_a_short_run(command, monkeypatch, capsys):
     """It prints a table whose lines have as many cells as its head."""
     for name in ("CASES", "REPEATS", "RUNS"):

@@ -11,14 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.baselines.pytorch import load
-from benchmarks.measurements.detectors import (
-    CLASSES,
-    Detector,
-    of_jax,
-    of_torch,
-    torch_device,
-    without_cuda_graphs,
-)
+from benchmarks.measurements.detectors import CLASSES, Detector, of_jax, of_torch, torch_device, without_cuda_graphs
 from examples.library.loop import first_state
 from examples.rcnn import train
 from examples.rcnn.config import Config
