@@ -60,7 +60,7 @@ TESTS = (
     "tests/operators/test_derivatives.py::test_tangents",
     "tests/deform_conv/test_dtypes.py::test_against_float64",
     "tests/deform_conv/test_values.py::test_numpy_reference",
-    "tests/deform_conv/test_fused.py::test_values",
+    "tests/deform_conv/test_vectors.py::test_values",
     "tests/aggregation/test_values.py::test_the_numpy_reference",
     "tests/aggregation/test_values.py::test_dtypes",
     "tests/roi_pool/test_align.py",

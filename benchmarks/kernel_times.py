@@ -1,8 +1,7 @@
 """`python -m benchmarks.kernel_times`: the times of the kernels of operators and of their gradients on a GPU.
 
-A program computes the result of an operator, or all of its gradients and nothing else, for bfloat16 data; those of the
-convolution on both paths, as far as they have kernels. The times of its kernels come from jax's profiler. Of XLA's
-kernels, those are named that take a twentieth of the time or more.
+A program computes the result of an operator, or all of its gradients and nothing else, for bfloat16 data. The times of
+its kernels come from jax's profiler. Of XLA's kernels, those are named that take a twentieth of the time or more.
 """
 
 import argparse
@@ -15,7 +14,6 @@ from functools import partial
 import jax
 
 from benchmarks.baselines import Call, summary_of
-from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.sizes import small, with_batch
 from benchmarks.measurements.trace import OWN, median, total, traced
 from benchmarks.operators import operator_of
@@ -28,13 +26,8 @@ from benchmarks.support.machine import add_xla_flags, cores
 CASES = ["A:16", "B:16", "C:16", "A:2", "B:2", "C:2", "M3:4", "M1:16", "F:16", "G:16", "E:16", "A:1", "B:1", "C:1"]
 CASES += ["R2:1", "S1:2", "H:16", "W1:16", "P3:1", "D:1", "F:1", "G:1", "E:1", "M2:2", "P1:1", "S3:1", "S4:1"]
 DTYPE, RUNS = "bfloat16", 5
-# By path of the convolution, or of other operators. "weight" is the gradient of the weight by itself.
-COMPUTATIONS = {
-    "im2col": ("forward", "gradients", "weight"),
-    "fused": ("forward", "weight"),
-    "": ("forward", "gradients"),
-}
-HEAD = ("case", "path", "pass", "kernel", "launches", "µs", "µs with waiting", "SM clock")
+COMPUTATIONS = ("forward", "gradients")
+HEAD = ("case", "pass", "kernel", "launches", "µs", "µs with waiting", "SM clock")
 XLA_FLAGS = "--xla_gpu_enable_command_buffer="  # in CUDA graphs the profiler sees no kernels
 ONCE_FLAGS = "--xla_gpu_autotune_level=0"  # for the package's kernels alone; a profiler would slow the autotuning
 AT_ONCE = 4  # cases, whose programs are compiled at the same time
@@ -49,17 +42,16 @@ def find(case, is_small=False):
     return operator, small(shape) if is_small else shape
 
 
-def programs(cases, paths, is_small=False):
-    """By case, path and computation: the compiled program, or the error that its compilation raised."""
+def programs(cases, is_small=False):
+    """By case and computation: the compiled program, or the error that its compilation raised."""
     default_device = jax.config.jax_default_device  # new threads do not inherit it
 
-    def prepare(operator, problem, path, computation):
-        options = problem.options | ({"backend": path} if path else {})
-        varied = {"forward": (), "gradients": problem.varied, "weight": ("weight",)}[computation]
+    def prepare(operator, problem, computation):
+        varied = problem.varied if computation == "gradients" else ()
         try:
             with jax.default_device(default_device):
-                return compiled(operator.function, problem, varied, options)
-        except Exception as error:  # such as that of a path that is not possible
+                return compiled(operator.function, problem, varied)
+        except Exception as error:
             return error
 
     found = {case: {} for case in cases}
@@ -67,16 +59,16 @@ def programs(cases, paths, is_small=False):
         for case in cases:
             operator, shape = find(case, is_small)
             problem = operator.problem(shape, DTYPE)
-            for path in paths if operator is CONVOLUTION else [""]:
-                for computation in COMPUTATIONS[path]:
-                    found[case][path, computation] = pool.submit(prepare, operator, problem, path, computation)
+            for computation in COMPUTATIONS:
+                found[case][computation] = pool.submit(prepare, operator, problem, computation)
     return {case: {key: future.result() for key, future in of_case.items()} for case, of_case in found.items()}
 
 
-def compiled(function, problem, varied, options):
+def compiled(function, problem, varied):
     """The call of the compiled program of `results`."""
     operands = problem.operands, problem.cotangent
-    return Call(partial(jax.jit(partial(results, function, varied, options)).lower(*operands).compile(), *operands))
+    program = jax.jit(partial(results, function, varied, problem.options)).lower(*operands).compile()
+    return Call(partial(program, *operands))
 
 
 def results(function, varied, options, operands, cotangent):
@@ -102,16 +94,16 @@ def measure(case, prepared):
             errors[key] = error
     clock = gpu.sm_clock() or "-"  # as it still is a moment after the load
     found = traced({key: prepared[key] for key in seconds}, RUNS)
-    for path, computation in prepared:
-        key, row = (path, computation), {"case": case, "path": path, "pass": computation}
-        if error := errors.get(key):
+    for computation in prepared:
+        row = {"case": case, "pass": computation}
+        if error := errors.get(computation):
             yield row | {"error": summary_of(error)}
             continue
-        of_runs = [run for run in found[key] if run]
+        of_runs = [run for run in found[computation] if run]
         names = dict.fromkeys(name for run in of_runs for name in run)
         yield row | {
             "milliseconds": median([total(run) for run in of_runs]),  # of all kernels
-            "with waiting": seconds[key] * 1e3,
+            "with waiting": seconds[computation] * 1e3,
             "SM clock": clock,
             "kernels": {name: of_kernel(name, of_runs) for name in names},
             "as many in all runs": len({tuple((name, run[name][1]) for name in sorted(run)) for run in of_runs}) <= 1,
@@ -133,7 +125,7 @@ def of_kernel(name, of_runs):
 
 def lines(row):
     """The lines of the table: one for all kernels of a program, and one for each that is named."""
-    begin = [row["case"], row["path"] or "-", row["pass"]]
+    begin = [row["case"], row["pass"]]
     if "error" in row:
         yield [*begin, row["error"], "", "", "", ""]
         return
@@ -160,25 +152,24 @@ def microseconds(milliseconds):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_times", description=__doc__)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="SHAPE:BATCH", help="such as A:16 or M1:1")
-    parser.add_argument("--once", action="store_true", help="only run the im2col path once, under a profiler like ncu")
+    parser.add_argument("--once", action="store_true", help="only run each program once, under a profiler like ncu")
     parser.add_argument("--small", action="store_true", help="few cases with few pixels, to try this program")
     args = parser.parse_args(arguments)
     add_xla_flags(f"{XLA_FLAGS} {ONCE_FLAGS}" if args.once else XLA_FLAGS)
-    errors = []
+    has_failed = False
     print(table_head(HEAD))
     cases = args.cases[: 6 if args.small else None]
     for first in range(0, len(cases), AT_ONCE):
-        paths = ["im2col"] if args.once else ["im2col", "fused"]
-        for case, prepared in programs(cases[first : first + AT_ONCE], paths, args.small).items():
+        for case, prepared in programs(cases[first : first + AT_ONCE], args.small).items():
             if args.once:
                 for program in prepared.values():
                     program()
                 continue
             for row in measure(case, prepared):
-                errors += [row["error"]] if "error" in row else []
+                has_failed |= "error" in row
                 for line in lines(row):
                     print(table_line(line), flush=True)
-    return 1 if any(not error.startswith("ValueError") for error in errors) else 0  # of a path that is not possible
+    return int(has_failed)
 
 
 if __name__ == "__main__":

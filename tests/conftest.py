@@ -19,8 +19,6 @@ import hypothesis
 import jax
 import pytest
 
-from jax_dcn._operators.deform_conv import gpus, plan
-
 hypothesis.settings.register_profile(
     "jax_dcn",
     deadline=None,  # the first example compiles
@@ -154,17 +152,3 @@ def pytest_terminal_summary(terminalreporter):
     reasons = collections.Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
-
-
-def fuse_what_can_be(monkeypatch):
-    """On a GPU, convolutions are fused where they can be, whatever is faster."""
-    always, row_of = gpus.FusedFrom(0, 0), gpus.gpu_of
-    monkeypatch.setattr(plan, "gpu_of", lambda capability: row_of(capability)._replace(forward=always, weight=always))
-
-
-@pytest.fixture
-def fuses_what_can_be(monkeypatch):
-    jax.clear_caches()
-    fuse_what_can_be(monkeypatch)
-    yield
-    jax.clear_caches()

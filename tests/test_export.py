@@ -183,9 +183,9 @@ def test_second_derivatives_for_symbolic_sizes():
     assert_close(artifact.call(*arguments), expected, 1e-3, 1e-3)
 
 
-def calls(platforms, dtype):
+def calls(platforms):
     """The custom calls in exports of all operators and their derivatives, with a convolution that can be fused."""
-    operands = tuple(jnp.ones(shape, dtype) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
+    operands = tuple(jnp.ones(shape) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
     programs = [
         (jax_dcn.deform_conv2d, operands),
         (pooling.pool, of_pooling(1, 3, 4)),
@@ -201,14 +201,20 @@ def calls(platforms, dtype):
 
 
 @pytest.mark.platforms("cpu")
-def test_kernels_where_there_are_some(fuses_what_can_be):
-    """Exports from any machine contain the kernels: for CUDA and 16-bit data the fused ones."""
+def test_kernels_where_there_are_some():
+    """Exports from any machine contain the kernels."""
     allowed = {check.is_custom_call() for check in jax_dcn.export.disabled_checks()}
-    on_cuda = calls(("cuda",), jnp.bfloat16)
-    assert on_cuda.issuperset(extension.FUSED)
     # Without fast instructions, a CPU takes the im2col path.
     on_cpu = {name for name in extension.custom_calls if name.startswith("dcn_cpu_")}
-    assert on_cuda | calls(PLATFORMS, jnp.float32) | on_cpu == allowed
+    assert calls(PLATFORMS) | on_cpu == allowed
+
+
+@pytest.mark.platforms("cpu")
+def test_the_fused_path_cannot_be_requested_for_a_gpu():
+    function, arguments = functools.partial(convolve, backend="fused"), of_convolution(2, 3, 4)
+    assert "dcn_cpu_fused_forward" in exported(function, arguments, ("cpu",)).mlir_module()
+    with pytest.raises(ValueError, match="cannot compute the forward: the fused kernels run on CPUs only"):
+        exported(function, arguments, ("cpu", "cuda"))
 
 
 WITHOUT_KERNELS = """

@@ -12,8 +12,7 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import gpus, im2col_plan, plan
-from jax_dcn._operators.deform_conv.gpus import FusedFrom, Gpu
+from jax_dcn._operators.deform_conv import im2col_plan
 from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
 from jax_dcn._primitive import extension
 from tests.helpers.operators import CONVOLUTION, OPERATORS, custom_calls_on
@@ -62,8 +61,6 @@ WORKSPACE = {
     "dcn_cpu_x_cotangent": lambda operands, results, sums: operands[2] + sums,
     "dcn_gather_samples": lambda operands, results, sums: operands[3] + sums,
     "dcn_sort_samples": lambda operands, results, sums: sum(results),
-    "dcn_fused_forward": lambda operands, results, sums: operands[3],  # the weight
-    "dcn_fused_weight_cotangent": lambda operands, results, sums: results[0],  # partial sums
     "dcn_cpu_fused_forward": lambda operands, results, sums: results[-1],
     "dcn_cpu_fused_cotangents": lambda operands, results, sums: results[-1],
     "dcn_roi_pool_x_cotangent": lambda operands, results, sums: sums,
@@ -83,9 +80,7 @@ def calls_of(path, name, operator, target):
     """The custom calls of the forward or of the gradient of an operand."""
     calls = {"forward": operator.forward, **operator.kernels}
     if path == "fused":
-        calls = {"forward": "dcn_fused_forward", "weight": "dcn_fused_weight_cotangent"}
-        if target == "cpu":
-            calls = dict.fromkeys(operator.names, "dcn_cpu_fused_cotangents") | {"forward": "dcn_cpu_fused_forward"}
+        calls = dict.fromkeys(operator.names, "dcn_cpu_fused_cotangents") | {"forward": "dcn_cpu_fused_forward"}
     found = custom_calls_on(target, [calls[name]] if path in ("fused", "im2col", "kernel") else [])
     return found | ({"dcn_roi_max_pool_argmax"} if "dcn_roi_max_pool_x_cotangent" in found else set())
 
@@ -126,38 +121,23 @@ def test_the_plan_is_what_is_lowered(operator, target, dtype):
     assert {of.path == "reference" for of in found} == {is_reference}
 
 
-FORWARD, BOTH, ALL = ("forward",), ("forward", "weight"), ("forward", "x", "offset", "weight", "mask")
+ALL = ("forward", "x", "offset", "weight", "mask")
 RAGGED = {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3, "all": 1}
 # Target, convolution, options, what is fused, and the beginning of a reason.
 TABLE = [
-    ("cuda", {"all": 1}, {}, BOTH, "offset: only the forward and the gradient of weight have fused CUDA kernels"),
-    ("cuda", {"channels": 64, "features": 16, "groups": 2, "batch": ()}, {}, BOTH, ""),
-    ("cuda", {"channels": 64, "offset_groups": 4, "kernel": (1, 1)}, {}, BOTH, ""),
-    ("cuda", {"features": 264, "batch": (2, 3)}, {}, BOTH, ""),
-    ("cuda", {"batch": (0,), "all": 1}, {}, BOTH, ""),
-    ("cuda", {"image": (40, 41), "batch": (3,), "all": 1}, {}, BOTH, ""),
-    ("cuda", {"channels": 0}, {}, FORWARD, "weight: x has no channels; the fused gradient of weight needs some"),
-    ("cuda", {"channels": 12}, {}, (), "weight: x has 12 channels; the fused kernels need a multiple of 8, which is"),
-    ("cuda", {"channels": 24, "offset_groups": 2}, {}, (), "weight: x has 12 channels in each of 2 offset groups; the"),
-    ("cuda", {"channels": 16, "groups": 4}, {}, (), "forward: x has 4 channels in each of 4 groups; the"),
-    ("cuda", RAGGED, {}, FORWARD, "weight: x has 96 channels in each group and 64 in each offset group; the fused"),
-    ("cuda", {"features": 7}, {}, (), "weight: weight has 7 output channels; the fused kernels need an even number"),
-    ("cuda", {"features": 6}, {}, FORWARD, "weight: weight has 6 output channels; the fused gradient of weight"),
-    ("cuda", {"image": (2**14, 2**14), "batch": (8,)}, {}, (), f"weight: x has {2**31} pixels in all images"),
-    ("cuda", {"channels": 2**31}, {}, (), f"forward: x has {2**32} bytes a pixel; the fused kernels allow {2**31 - 1}"),
-    ("cuda", {"channels": 2**29, "kernel": (8, 8)}, {}, (), f"forward: an output channel of weight has {2**32}"),
-    ("cuda", {"features": 2**31}, {}, (), f"forward: weight has {2**31} output channels; the fused kernels allow"),
-    ("cuda", {}, {"preferred_element_type": jnp.float32}, FORWARD, "weight: the result is float32 for bfloat16 data"),
-    ("cuda", {}, {"backend": "im2col"}, (), "forward: backend='im2col' was passed"),
-    ("cuda", {"dtype": "float16", "features": 6}, {"precision": "highest"}, FORWARD, ""),
+    ("cuda", {"all": 1}, {}, (), "offset: the fused kernels run on CPUs only"),
+    ("cuda", {"channels": 64, "features": 16, "groups": 2, "batch": ()}, {}, (), ""),
+    ("cuda", {"channels": 64, "offset_groups": 4, "kernel": (1, 1)}, {}, (), ""),
+    ("cuda", {"features": 264, "batch": (2, 3)}, {}, (), ""),
+    ("cuda", {"batch": (0,), "all": 1}, {}, (), ""),
+    ("cuda", {"image": (40, 41), "batch": (3,), "all": 1}, {}, (), ""),
+    ("cuda", {"channels": 0}, {}, (), ""),
+    ("cuda", RAGGED, {}, (), ""),
+    ("cuda", {"image": (2**14, 2**14), "batch": (8,)}, {}, (), ""),
     ("cuda", {"dtype": "float16"}, {"preferred_element_type": jnp.bfloat16}, (), ""),
-    ("cuda", {"dtype": "float32", "groups": 2}, {}, FORWARD, "weight: the data are float32; the fused gradient of"),
-    ("cuda", {"dtype": "float32", "channels": 12}, {}, FORWARD, ""),
-    ("cuda", {"dtype": "float32"}, {"precision": "TF32_TF32_F32"}, FORWARD, ""),
-    ("cuda", {"dtype": "float32"}, {"precision": ("default", "highest")}, (), ""),
-    ("cuda", {"dtype": "float32"}, {"precision": "high"}, (), "forward: the data are float32, and precision HIGH does"),
-    ("cuda", {"dtype": "float32"}, {"preferred_element_type": jnp.bfloat16}, (), ""),
-    ("cuda", {"dtype": "float64", "channels": 12}, {"precision": None}, (), "forward: the data are float64"),
+    ("cuda", {"dtype": "float32", "groups": 2}, {"precision": "TF32_TF32_F32"}, (), ""),
+    ("cuda", {"dtype": "float64", "channels": 12}, {}, (), ""),
+    ("cuda", {}, {"backend": "im2col"}, (), "forward: backend='im2col' was passed"),
     ("cpu", {"channels": 2**31}, {}, (), f"forward: x has {2**31} channels; the fused kernels allow {2**31 - 1}"),
     ("cpu", {"features": 6}, {"backend": "im2col"}, (), "forward: backend='im2col' was passed"),
     ("cpu", {"features": 6, "all": 1}, {"backend": "fused"}, ALL, "x: backend='fused' was passed"),
@@ -167,41 +147,13 @@ TABLE = [
 
 
 @pytest.mark.parametrize("target, shape, options, fused, reason", TABLE)
-def test_paths_and_reasons(target, shape, options, fused, reason, fuses_what_can_be):
-    options = {"precision": "default", "feature_group_count": shape.get("groups", 1)} | options
+def test_paths_and_reasons(target, shape, options, fused, reason):
+    options = {"feature_group_count": shape.get("groups", 1)} | options
     with jax.enable_x64(shape.get("dtype") == "float64"):
         operands = [*convolution(**shape).values()]
         found = check(CONVOLUTION, functools.partial(jax_dcn.deform_conv2d, **options), operands, target)
     assert {of.computation for of in found if of.path == "fused"} == set(fused)
     assert any(f"{of.computation}: {of.reason}".startswith(reason) for of in found)
-
-
-@pytest.mark.parametrize(
-    "capability, channels, image, forward, weight, row",
-    [
-        (None, 64, (20, 20), "im2col", "im2col", "the GPU is not known"),
-        ("7.5", 64, (20, 20), "im2col", "im2col", "the GPU is not known"),
-        ("8.0", 64, (20, 20), "fused", "im2col", "older"),
-        ("8.7", 64, (20, 19), "im2col", "im2col", "older"),
-        ("8.9", 32, (20, 20), "im2col", "im2col", "older"),
-        ("9.0", 16, (20, 10), "fused", "im2col", "newer"),
-        ("12.1", 16, (20, 15), "fused", "fused", "newer"),
-        ("9.0", 8, (10, 10), "fused", "im2col", "newer"),  # a small forward
-        ("9.0", 8, (10, 11), "im2col", "im2col", "newer"),
-        ("8.0", 8, (10, 10), "im2col", "im2col", "older"),
-        ("8.0", 64, export.symbolic_shape("h, w"), "fused", "im2col", "older"),
-        ("9.0", 16, export.symbolic_shape("h, w"), "fused", "fused", "newer"),
-    ],
-)
-def test_the_rule_of_a_gpu(capability, channels, image, forward, weight, row, monkeypatch):
-    older = Gpu(2, 0, "older", FusedFrom(64, 400))
-    newer = Gpu(1, 9 * 8, "newer", FusedFrom(16, 200), FusedFrom(16, 300))
-    monkeypatch.setattr(gpus, "GPUS", {80: older, 90: newer})
-    monkeypatch.setattr(plan, "SMALL_PIXELS", 100)
-    operands = convolution(batch=(1,), image=image, channels=channels)
-    found = planned(operands, compute_capability=capability, padding=1)
-    assert [of.path for of in found] == [forward, "im2col", "im2col", weight]
-    assert found["weight"].reason == row
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpu"])
@@ -267,16 +219,6 @@ def test_the_workspace_of_the_reference_is_a_lower_bound(name):
             assert compiled.memory_analysis().temp_size_in_bytes >= of.workspace_bytes > 0, of
 
 
-@pytest.mark.parametrize("capability, tile_features", [("9.0", 256), ("12.0", 128)])
-def test_tiles_and_partial_sums_suit_the_gpu(capability, tile_features, fuses_what_can_be):
-    """The widest tile takes 118 KiB of shared memory, and an SM of 12.0 has 100."""
-    operands = convolution(image=(100, 168), batch=(16,), channels=256, features=256)
-    found = planned(operands, compute_capability=capability)
-    assert found["forward"].choices.tile_features == tile_features
-    splits = found["weight"].choices.num_splits
-    assert splits > 1 and found["weight"].workspace_bytes == splits * 9 * 256 * 256 * 4
-
-
 def test_products_of_the_gradient_of_the_weight_divide_its_pixels():
     """As many as give each SM a tile of 128 x 128 results, or the next smaller divisor."""
     splits = functools.partial(im2col_plan.product_splits, features=128, columns=9 * 128, sms=132)
@@ -297,11 +239,13 @@ def test_costs():
     assert found["offset"].bytes_accessed == everything + sizes["offset"]
 
 
-def test_what_has_the_same_plan(fuses_what_can_be):
+def test_what_has_the_same_plan():
     """A gradient's own function, channels first, a batch that is not known, arrays, and the default device."""
     operands, cotangent = convolution(), struct((2, 4, 5, 8), jnp.bfloat16)
     gradient = jax_dcn.kernel_plan(jax_dcn.deform_conv2d_weight_grad, cotangent, *operands.values(), platform="cuda")
-    assert list(gradient) == [planned(operands)["weight"]]
+    assert [(of.computation, of.path, of.workspace_bytes) for of in gradient] == [
+        ("weight", "im2col", planned(operands)["weight"].workspace_bytes)
+    ]
     shapes = {"x": (2, 32, 4, 5), "offset": (2, 18, 4, 5), "weight": (8, 32, 3, 3)}
     nchw = {name: struct(shape, operands[name].dtype) for name, shape in shapes.items()}
     assert planned(nchw, data_format="NCHW") == planned(operands) == planned(operands, "gpu")
@@ -334,7 +278,7 @@ def test_the_reference_needs_no_kernels(monkeypatch):
 
 
 VOLUMES = {"x": struct((1, 2, 3, 4, 8), "float32"), "offset": struct((1, 2, 3, 4, 3), "float32")}
-VOLUMES |= {"weight": struct((1, 1, 1, 8, 8), "float32"), "backend": "fused"}
+VOLUMES |= {"weight": struct((1, 1, 1, 8, 8), "float32"), "backend": "fused", "platform": "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -343,9 +287,8 @@ VOLUMES |= {"weight": struct((1, 1, 1, 8, 8), "float32"), "backend": "fused"}
         ("deform_conv2d", {"x": struct((4, 5, 32), jnp.int32)}, TypeError, "x must be of type float16"),
         ("deform_conv2d", {"platform": 1}, TypeError, "platform must be None or a string"),
         ("deform_conv2d", {"platform": "CUDA"}, ValueError, "platform must be one of 'cpu', 'gpu', .* got 'CUDA'"),
-        ("deform_conv2d", {"compute_capability": 9.0}, TypeError, "compute_capability must be None or a string"),
         ("deform_conv2d", {"stride": 1}, TypeError, r"deform_conv2d\(\) got an unexpected keyword argument 'stride'"),
-        ("deform_conv2d", {"backend": "fused"}, ValueError, "cannot compute the gradient of x: only the forward"),
+        ("deform_conv2d", {"backend": "fused"}, ValueError, "the forward: the fused kernels run on CPUs only. With"),
         ("deform_conv3d", VOLUMES, ValueError, "compute the forward: the fused kernels support two spatial axes only"),
         ("nms", {}, ValueError, "function must call one operator of jax_dcn, got nms, which calls 0"),
     ],

@@ -41,7 +41,7 @@ def module(architecture: int = ARCHITECTURE, nvcc: str | None = None) -> pathlib
     Another nvcc than the one that cuda_tools finds may compile it.
     """
     handlers = [*sorted(LIB.glob("*/handlers.cc")), *sorted(LIB.glob("*/handlers_cuda*.cc"))]
-    others = [LIB / "deform_conv/fused_rules.cc", *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc"]
+    others = [*sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc"]
     jobs = [(_handlers, path, nvcc) for path in (*handlers, *others)]
     return _link("module.so", [*_run(jobs), *objects(architecture, nvcc)], ["-shared"])
 

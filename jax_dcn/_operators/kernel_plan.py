@@ -29,8 +29,7 @@ class KernelPlan:
       computations: a `ComputationPlan` for the forward and for the gradient with respect to each operand.
 
     The paths:
-      - "fused": kernels sample and multiply without storing the columns: on CUDA on tensor cores, for the forward and
-        the gradient of weight; on a CPU in the caches, for all gradients, too (deformable convolution)
+      - "fused": kernels of the CPU sample and multiply without storing the columns (deformable convolution)
       - "im2col": kernels sample columns and XLA multiplies them, part by part (deformable convolution)
       - "kernel": one kernel does the whole computation (the other operators)
       - "xla": operations of XLA that need no kernel, such as the sum that is the gradient with respect to the bias, or
@@ -66,7 +65,6 @@ def kernel_plan(
     function: Callable[..., jax.Array],
     *arguments: Any,
     platform: str | None = None,
-    compute_capability: str | None = None,
     **options: Any,
 ) -> KernelPlan:
     """Which kernels an operator and its gradients run for these arguments, why, and what they need.
@@ -90,9 +88,6 @@ def kernel_plan(
       arguments: its array arguments, as arrays or `jax.ShapeDtypeStruct` objects. Only shapes and types matter.
       platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
         default device.
-      compute_capability: of CUDA GPUs, such as "9.0", as the devices of jax have it. By default that of the default
-        device, or of the GPUs that jax has initialized in this process; otherwise it is not known. If it is passed, the
-        plan is for a GPU of 128 SMs.
       options: the keywords of `function`.
 
     Returns:
@@ -110,15 +105,14 @@ def kernel_plan(
       >>> x = jax.ShapeDtypeStruct((16, 64, 64, 96), jnp.bfloat16)
       >>> offset = jax.ShapeDtypeStruct((16, 64, 64, 18), jnp.float32)
       >>> weight = jax.ShapeDtypeStruct((3, 3, 96, 60), jnp.bfloat16)
-      >>> target = {"platform": "cuda", "compute_capability": "8.0"}
-      >>> plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, **target)
-      >>> print(plan)  # doctest: +ELLIPSIS
+      >>> plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, platform="cuda")
+      >>> print(plan)
       deform_conv2d on cuda
-      computation         path    workspace  chosen                why
-      forward             fused   101.2 KiB  tiles of 64 features  estimated: a fused forward pays for many channels ...
-      gradient of x       im2col  65.5 MiB   8 images at a time    only the forward and the gradient of weight have ...
-      gradient of offset  im2col  54.0 MiB   8 images at a time    only the forward and the gradient of weight have ...
-      gradient of weight  im2col  54.0 MiB   8 images at a time    weight has 60 output channels; the fused gradient ...
+      computation         path    workspace  chosen              why
+      forward             im2col  54.0 MiB   8 images at a time  the fused kernels run on CPUs only
+      gradient of x       im2col  65.5 MiB   8 images at a time  the fused kernels run on CPUs only
+      gradient of offset  im2col  54.0 MiB   8 images at a time  the fused kernels run on CPUs only
+      gradient of weight  im2col  54.0 MiB   8 images at a time  the fused kernels run on CPUs only
       >>> plan["x"].path, plan["forward"].flops
       ('im2col', 7247757312)
       >>> rois = jax.ShapeDtypeStruct((512, 5), jnp.float32)
@@ -129,7 +123,7 @@ def kernel_plan(
       gradient of x     kernel  24.0 MiB           its sums are float32
       gradient of rois  xla     0 B                it is zero
     """
-    chosen_target = _resolve_target(platform, compute_capability)
+    chosen_target = _resolve_target(platform)
     traced = {name: value for name, value in options.items() if isinstance(value, jax.ShapeDtypeStruct)}
     static = {name: value for name, value in options.items() if name not in traced}
     bindings = bindings_of(partial(function, **static), *arguments, **traced)
@@ -147,8 +141,8 @@ def platform_of(device: jax.Device) -> str:
     return next((name for name in _GPU_PLATFORMS if name in version), "gpu")
 
 
-def _resolve_target(platform: Any, compute_capability: Any) -> Target:
-    """The target that a user's arguments mean, or that of the default device."""
+def _resolve_target(platform: Any) -> Target:
+    """The target that a user's argument means, or that of the default device."""
     device = None
     if platform is None:
         default = jax_internals.config("jax_default_device")
@@ -158,15 +152,7 @@ def _resolve_target(platform: Any, compute_capability: Any) -> Target:
         raise TypeError(f"platform must be None or a string such as 'cpu' or 'cuda', got {platform!r}")
     _validation.choice("platform", platform, ("cpu", "gpu", "tpu", *_GPU_PLATFORMS))
     platform = "cuda" if platform == "gpu" else platform
-    if compute_capability is None:
-        return target.of_device(platform, device or target.local_device(platform))
-    message = f"compute_capability must be None or a string such as '9.0', got {compute_capability!r}"
-    if not isinstance(compute_capability, str):
-        raise TypeError(message)
-    parsed = target.compute_capability(compute_capability)
-    if parsed is None:
-        raise ValueError(message)
-    return Target(platform, parsed)
+    return target.of_device(platform, device or target.local_device(platform))
 
 
 def _size_shown(count: Any) -> str:

@@ -40,8 +40,7 @@ if "cpu" not in modules:
         f"no compiled kernels in {Path(__file__).parents[1]}, which is the source of jax_dcn, and jax_dcn is not "
         "installed: run `pip install .` in the source folder"
     )
-FUSED = ["dcn_fused_forward", "dcn_fused_weight_cotangent"]
-ONLY_ON_CUDA = ["dcn_sort_samples", "dcn_gather_samples", *FUSED]
+ONLY_ON_CUDA = ["dcn_sort_samples", "dcn_gather_samples"]
 custom_calls = (*modules["cpu"].handlers, *ONLY_ON_CUDA)
 cuda_custom_calls = tuple(name for name in custom_calls if not name.startswith("dcn_cpu_"))
 

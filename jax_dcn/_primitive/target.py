@@ -1,6 +1,5 @@
 """What a computation is lowered for."""
 
-import re
 from typing import NamedTuple
 
 import jax
@@ -10,22 +9,11 @@ from jax_dcn._primitive import jax_internals
 
 class Target(NamedTuple):
     platform: str
-    # The properties of the CUDA GPUs; None if they are not known.
-    compute_capability: int | None = None  # as 90 for 9.0
-    sms: int | None = None  # streaming multiprocessors
-
-
-def compute_capability(text: str | None) -> int | None:
-    """90 for "9.0", as the devices of jax have it. None for other GPUs' names of their architectures."""
-    match = re.fullmatch(r"(\d+)\.(\d)", text or "")
-    return int(match[1]) * 10 + int(match[2]) if match else None
+    sms: int | None = None  # streaming multiprocessors of a CUDA GPU; None if they are not known
 
 
 def of_device(platform: str, device: jax.Device | None) -> Target:
-    capability = compute_capability(getattr(device, "compute_capability", None))
-    if capability is None:
-        return Target(platform)
-    return Target(platform, capability, getattr(device, "core_count", None))
+    return Target(platform, getattr(device, "core_count", None) if platform == "cuda" else None)
 
 
 def of_lowering(platform: str, ctx: object) -> Target:

@@ -241,7 +241,7 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
 // The blocks for all subwarps. They are small, because registers limit the occupancy.
 Grid GridFor(const AggregationSizes& sizes, int log2_subwarp) {
   constexpr int kBlockThreads = 128;
-  return {((NumQueryHeads(sizes) << log2_subwarp) + kBlockThreads - 1) / kBlockThreads, kBlockThreads, 0, 1};
+  return {((NumQueryHeads(sizes) << log2_subwarp) + kBlockThreads - 1) / kBlockThreads, kBlockThreads};
 }
 
 }  // namespace

@@ -332,13 +332,13 @@ template <typename Tables, typename Value>
 const char* SortByRow(const Device& device, const Tables& tables, const CsrTables<Value>& csr) {
   const SortShape shape(csr.tables, csr.rows, csr.entries, Tables::Table::kEntries);
   const char* failure =
-      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.parts, kPartitionWarps * kWarp, 0, 1}, tables,
-                                      shape, csr.row_start, csr.workspace, reinterpret_cast<int32_t*>(csr.values));
+      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.parts, kPartitionWarps * kWarp}, tables, shape,
+                                      csr.row_start, csr.workspace, reinterpret_cast<int32_t*>(csr.values));
   if (failure) return failure;
   constexpr int kSortThreads = kSortWarps * kWarp;
   const int64_t blocks = CeilDiv(shape.tables * shape.bins, kSortWarps);
-  return Launch<SortBinsKernel<Tables, Value>>(device, {blocks, kSortThreads, 0, 1}, tables, shape, csr.row_start,
-                                               csr.values, csr.workspace);
+  return Launch<SortBinsKernel<Tables, Value>>(device, {blocks, kSortThreads}, tables, shape, csr.row_start, csr.values,
+                                               csr.workspace);
 }
 
 }  // namespace

@@ -25,11 +25,7 @@ __device__ inline Vector<T, N>& AsVector(T* address) {
   return *reinterpret_cast<Vector<T, N>*>(address);
 }
 
-// The number of elements in a word.
-template <typename T>
-constexpr int kWordSize = 4 / sizeof(T);
-
-// Converts the elements of a word.
+// Converts the two elements of a word.
 template <typename T>
 __device__ void WordToFloats(uint32_t word, float* values);
 
@@ -43,10 +39,6 @@ template <>
 __device__ inline void WordToFloats<__nv_bfloat16>(uint32_t word, float* values) {
   values[0] = __uint_as_float(word << 16);
   values[1] = __uint_as_float(word & 0xffff0000);
-}
-template <>
-__device__ inline void WordToFloats<float>(uint32_t word, float* values) {
-  values[0] = __uint_as_float(word);
 }
 
 // The elements in the type of sums. Of 16 bits, two are converted at once.

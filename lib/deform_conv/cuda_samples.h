@@ -5,7 +5,6 @@
 
 #include "bilinear.h"
 #include "deform_conv/deform_conv.h"
-#include "division.h"
 #include "vector.h"
 #include "window.h"
 
@@ -21,48 +20,22 @@ __device__ A Mask(const Positions& positions, int64_t sample_index) {
   return positions.mask ? static_cast<const A*>(positions.mask)[sample_index] : A(1);
 }
 
-// What a sample has in `offset` and `mask`.
-template <typename A>
-struct SampleOperands {
-  Vector<A, 2> offset;
-  A mask;
-
-  SampleOperands() = default;
-  __device__ SampleOperands(const Positions& positions, int64_t sample_index)
-      : offset(AsVector<2>(static_cast<const A*>(positions.offset) + 2 * sample_index)),
-        mask(Mask<A>(positions, sample_index)) {}
-};
-
 // The location of the first tap of an output pixel, without its offset. `row` and `column` are those of the part.
 struct FirstTap {
   int64_t y, x;
 
-  FirstTap() = default;
   __device__ FirstTap(const Sizes& sizes, const Positions& positions, int64_t row, int64_t column)
       : y(sizes.window.start(0, positions.origin[1] + row)), x(sizes.window.start(1, positions.origin[2] + column)) {}
 };
 
 // `distance` is that of the sample's tap from the first: vertical, horizontal.
-template <typename A, typename Distance>
-__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const FirstTap& first_tap, const Vector<A, 2>& offset,
-                                           const Vector<Distance, 2>& distance) {
+template <typename A>
+__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, const FirstTap& first_tap,
+                                           int64_t sample_index, const Vector<int64_t, 2>& distance) {
+  const Vector<A, 2> offset = AsVector<2>(static_cast<const A*>(positions.offset) + 2 * sample_index);
   const Point<A> location =
       SamplingLocation(first_tap.y + distance.value[0], first_tap.x + distance.value[1], offset.value);
   return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
-}
-
-template <typename A>
-__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const FirstTap& first_tap, const Vector<A, 2>& offset,
-                                           int32_t tap) {
-  const Vector<int64_t, 2> distance = {{sizes.window.distance(0, tap), sizes.window.distance(1, tap)}};
-  return LocateSample<A>(sizes, first_tap, offset, distance);
-}
-
-template <typename A, typename TapOrDistance>
-__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, const FirstTap& first_tap,
-                                           int64_t sample_index, const TapOrDistance& tap_or_distance) {
-  const Vector<A, 2> offset = AsVector<2>(static_cast<const A*>(positions.offset) + 2 * sample_index);
-  return LocateSample<A>(sizes, first_tap, offset, tap_or_distance);
 }
 
 // d_offset and d_mask may be null.

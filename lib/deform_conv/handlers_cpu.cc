@@ -14,17 +14,31 @@
 namespace dcn {
 namespace {
 
-// `y` is y or its cotangent.
-Convolution DecodeFusedConv(Checks& checks, Computation computation, ffi::Dictionary attributes, ffi::AnyBuffer x,
+// Decodes a call of the fused kernels, which covers all images of x. `y` is y or its cotangent.
+Convolution DecodeFusedConv(Checks& checks, bool is_forward, ffi::Dictionary attributes, ffi::AnyBuffer x,
                             ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
                             ffi::AnyBuffer weight, ffi::AnyBuffer y) {
-  const Convolution call = DecodeConvolution(checks, attributes, x, offset, origin, mask, y, true);
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask, 0, true);
+  Sizes& sizes = call.sizes;
+  Product& product = call.product;
+  call.dtype = CheckedDType(checks, x.element_type());
+  DecodeImage(checks, "x", x, sizes);
+  checks.Require(sizes.images_of_x == sizes.images, "x must have as many images as offset");
+  checks.Type("offset", offset, ffi::F32);
+  checks.Rank("y", y, 4);
+  product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
+  checks.Require(product.groups >= 1, "attribute feature_group_count must be positive");
+  if (!checks.ok()) return call;
+  product.features = y.dimensions()[3];
+  checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
+  checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
+                 "feature_group_count must divide the channels and the features");
   const DType y_dtype = CheckedDType(checks, y.element_type());
   if (!checks.ok()) return call;
-  const std::string unsupported = UnsupportedByFusedCpu(computation, ShapeOf(call, y_dtype));
+  const std::string unsupported = UnsupportedByFused(is_forward, ShapeOf(call, y_dtype));
   checks.Require(unsupported.empty(), unsupported);
   checks.Type("weight", weight, x.element_type());
-  if (checks.ok()) checks.Shape("weight", weight, {call.sizes.taps(), call.group_channels(), call.product.features});
+  if (checks.ok()) checks.Shape("weight", weight, {sizes.taps(), call.group_channels(), product.features});
   return call;
 }
 
@@ -33,8 +47,7 @@ ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::
                                 ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                                 ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_forward");
-  const Convolution call =
-      DecodeFusedConv(checks, Computation::kForward, attributes, x, offset, origin, mask, weight, *y);
+  const Convolution call = DecodeFusedConv(checks, true, attributes, x, offset, origin, mask, weight, *y);
   const bool is_y_float = y->element_type() == ffi::F32;
   checks.Type("bias", bias, ffi::F32);
   checks.Shape("bias", bias, {call.product.features});
@@ -51,7 +64,7 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
                                    ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                    ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_cotangents");
-  const Convolution call = DecodeFusedConv(checks, Computation::kX, attributes, x, offset, origin, mask, weight, d_y);
+  const Convolution call = DecodeFusedConv(checks, false, attributes, x, offset, origin, mask, weight, d_y);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
   RequestedResults requested(checks, attributes, results);

@@ -84,28 +84,6 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's width", sizes.width);
 }
 
-// Decodes a call that also multiplies. It covers all images of x. `y` is y or its cotangent.
-inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x,
-                                     ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
-                                     ffi::AnyBuffer y, bool may_lie_on_grid = false) {
-  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask, 0, may_lie_on_grid);
-  Sizes& sizes = call.sizes;
-  Product& product = call.product;
-  call.dtype = CheckedDType(checks, x.element_type());
-  DecodeImage(checks, "x", x, sizes);
-  checks.Require(sizes.images_of_x == sizes.images, "x must have as many images as offset");
-  checks.Type("offset", offset, ffi::F32);
-  checks.Rank("y", y, 4);
-  product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
-  checks.Require(product.groups >= 1, "attribute feature_group_count must be positive");
-  if (!checks.ok()) return call;
-  product.features = y.dimensions()[3];
-  checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
-  checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
-                 "feature_group_count must divide the channels and the features");
-  return call;
-}
-
 // Operands of a handler that come first in the remaining operands: each that is present has an attribute
 // `<name>_<what>`.
 class OptionalOperands {

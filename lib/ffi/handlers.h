@@ -13,7 +13,6 @@ struct Handler {
 };
 
 std::vector<Handler> DeformConvHandlers();
-std::vector<Handler> FusedDeformConvHandlers();
 std::vector<Handler> CpuDeformConvHandlers();
 std::vector<Handler> SortedDeformConvHandlers();
 std::vector<Handler> RoiPoolHandlers();

@@ -1,23 +1,20 @@
-// The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, the
-// limits of CUDA's fused kernels, and the sizes of what CUDA's kernels sort. All backends export these, since CUDA
-// programs may be lowered by a build without CUDA. That of the CPU also exports what Python needs to know of its fused
-// kernels.
+// The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
+// the sizes of what CUDA's kernels sort. All backends export these, since CUDA programs may be lowered by a build
+// without CUDA. That of the CPU also exports what Python needs to know of its fused kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <array>
 #include <map>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
-#include "deform_conv/fused_rules.h"
 #include "ffi/handlers.h"
 #include "sort_words.h"
 #ifdef DCN_CPU
+#include "deform_conv/fused_rules.h"
 #include "instruction_sets.h"
 #endif
 
@@ -25,75 +22,32 @@ namespace nb = nanobind;
 
 namespace {
 
-nb::dict FusedLimits() {
-  using Limits = dcn::FusedLimits;
-  nb::list tile_features;
-  for (const int64_t features : Limits::kTileFeatures) tile_features.append(features);
-  nb::dict limits;
-  limits["vector_bytes"] = Limits::kVectorBytes;
-  limits["tile_pixels"] = Limits::kTilePixels;
-  limits["tile_features"] = nb::tuple(tile_features);
-  limits["weight_tile"] = Limits::kWeightTile;
-  nb::dict weight_tile_samples;
-  for (const int64_t features : Limits::kWeightTileFeatures) {
-    weight_tile_samples[nb::int_(features)] = dcn::MaxWeightTileSamples(features);
-  }
-  limits["weight_tile_samples"] = weight_tile_samples;
-  return limits;
-}
-
-template <typename Value>
-Value ByName(const std::map<std::string, Value>& values, const std::string& name, const std::string& kind) {
-  const auto found = values.find(name);
-  if (found == values.end()) throw std::invalid_argument("unknown " + kind + " " + name);
+#ifdef DCN_CPU
+dcn::DType DTypeOf(const std::string& name) {
+  static const std::map<std::string, dcn::DType> dtypes = {{"float16", dcn::DType::kF16},
+                                                           {"bfloat16", dcn::DType::kBF16},
+                                                           {"float32", dcn::DType::kF32},
+                                                           {"float64", dcn::DType::kF64}};
+  const auto found = dtypes.find(name);
+  if (found == dtypes.end()) throw std::invalid_argument("unknown dtype " + name);
   return found->second;
 }
 
-std::map<std::string, dcn::DType> DTypes() {
-  return {{"float16", dcn::DType::kF16},
-          {"bfloat16", dcn::DType::kBF16},
-          {"float32", dcn::DType::kF32},
-          {"float64", dcn::DType::kF64}};
+// Why the fused kernels cannot do a computation of these shapes; empty if they can. x: [images, height, width,
+// channels]; y: its rows, columns and features.
+std::string FusedUnsupported(bool is_forward, const std::string& dtype, const std::string& y_dtype,
+                             std::array<int64_t, 4> x, std::array<int64_t, 3> y, int64_t taps,
+                             const std::string& algorithm) {
+  const dcn::ConvolutionShape shape = {
+      DTypeOf(dtype), DTypeOf(y_dtype), x[0], x[1], x[2], x[3], y[0], y[1], y[2], taps};
+  return dcn::UnsupportedByFused(is_forward, shape, algorithm);
 }
 
-// Why the fused kernels of a platform cannot do a computation of these shapes; empty if they can. x: [images, height,
-// width, channels]; y: its rows, columns and features.
-std::string FusedUnsupported(const std::string& platform, const std::string& computation, const std::string& dtype,
-                             const std::string& y_dtype, std::array<int64_t, 4> x, std::array<int64_t, 3> y,
-                             std::array<int64_t, 3> taps_and_groups, std::tuple<std::string, bool, bool> precision) {
-  using dcn::Computation;
-  const auto of = ByName<Computation>({{"forward", Computation::kForward},
-                                       {"x", Computation::kX},
-                                       {"offset", Computation::kOffset},
-                                       {"mask", Computation::kMask},
-                                       {"weight", Computation::kWeight}},
-                                      computation, "computation");
-  const auto unsupported = ByName<decltype(&dcn::UnsupportedByFusedCpu)>(
-      {{"cpu", &dcn::UnsupportedByFusedCpu}, {"cuda", &dcn::UnsupportedByFusedCuda}}, platform, "platform");
-  const auto [taps, groups, offset_groups] = taps_and_groups;
-  if (groups < 1 || offset_groups < 1) throw std::invalid_argument("fused_unsupported: groups must be positive");
-  const dcn::ConvolutionShape shape = {ByName(DTypes(), dtype, "dtype"),
-                                       ByName(DTypes(), y_dtype, "dtype"),
-                                       x[0],
-                                       x[1],
-                                       x[2],
-                                       x[3],
-                                       y[0],
-                                       y[1],
-                                       y[2],
-                                       taps,
-                                       groups,
-                                       offset_groups};
-  const auto [name, allows_tf32, is_algorithm] = precision;
-  return unsupported(of, shape, {name, allows_tf32, is_algorithm});
-}
-
-#ifdef DCN_CPU
 // A convolution of which only what the plans of the fused kernels depend on is set.
 dcn::Convolution PlannedConvolution(const std::string& dtype, int64_t channels, int64_t features, int64_t taps,
                                     int64_t groups) {
   dcn::Convolution convolution = {};
-  convolution.dtype = ByName(DTypes(), dtype, "dtype");
+  convolution.dtype = DTypeOf(dtype);
   convolution.sizes.window.kernel[0] = 1;
   convolution.sizes.window.kernel[1] = int32_t(taps);
   convolution.sizes.channels = channels;
@@ -121,7 +75,7 @@ std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype, std::array<
       groups > 0 && channels > 0 && features > 0 && channels % groups == 0 && features % groups == 0;
   const int64_t fewest = std::min({x[0], x[1], x[2], y[0], y[1], taps - 1, offset_groups - 1});
   const int64_t longest = std::max({channels, y[0], y[1], taps});
-  if (!has_groups || fewest < 0 || longest > INT32_MAX || ByName(DTypes(), dtype, "dtype") == dcn::DType::kF64) {
+  if (!has_groups || fewest < 0 || longest > INT32_MAX || DTypeOf(dtype) == dcn::DType::kF64) {
     throw std::invalid_argument("fused_cotangents_plan: the fused handlers refuse such arrays");
   }
   dcn::Convolution convolution = PlannedConvolution(dtype, channels, features, taps, groups);
@@ -157,7 +111,6 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("handlers") = handlers;
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.attr("compiler") = DCN_COMPILER;
-  module.attr("fused_limits") = FusedLimits();
   module.def("sorted_sample_words", &dcn::SortedSampleWords, nb::arg("number_bytes"));
   module.def("sorted_tap_words", &dcn::SortedTapWords, nb::arg("number_bytes"));
 #ifdef DCN_CPU
@@ -167,7 +120,7 @@ NB_MODULE(DCN_MODULE, module) {
              nb::arg("features"), nb::arg("taps"), nb::arg("groups"));
   module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("y"),
              nb::arg("taps_and_groups"), nb::arg("requested"));
+  module.def("fused_unsupported", &FusedUnsupported, nb::arg("is_forward"), nb::arg("dtype"), nb::arg("y_dtype"),
+             nb::arg("x"), nb::arg("y"), nb::arg("taps"), nb::arg("algorithm"));
 #endif
-  module.def("fused_unsupported", &FusedUnsupported, nb::arg("platform"), nb::arg("computation"), nb::arg("dtype"),
-             nb::arg("y_dtype"), nb::arg("x"), nb::arg("y"), nb::arg("taps_and_groups"), nb::arg("precision"));
 }

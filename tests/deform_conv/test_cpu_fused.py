@@ -14,7 +14,8 @@ import jax_dcn
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import CASES as OPTIONS
-from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast, compiled_pull_back, convolve
+from tests.helpers.deform_conv.cases import Case, Operands, assert_close, compiled_pull_back, convolve
+from tests.helpers.deform_conv.narrow import TOLERANCE, check, narrowed
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import of_some
 from tests.kernels import build
@@ -36,25 +37,6 @@ CASES = [
     Case("narrow_groups", (4, 3), 24, 12, (2, 2), 3, convolution=Convolution((1, 1), 1, (1, 1), 4)),
     Case("torus_of_one_column", (5, 1), 64, 64, (2, 3), convolution=Convolution(padding="CIRCULAR")),
 ]
-TOLERANCE = {"float32": 2.0**-19, "bfloat16": 2.0**-5, "float16": 2.0**-9}  # as a part of the largest value
-
-
-def narrowed(case, dtype):
-    """Operands and a cotangent whose values `dtype` has, and positions in float32."""
-    operands, cotangent = cast(case.operands(), "float32"), case.cotangent()
-    return (
-        operands._replace(x=jnp.asarray(operands.x, dtype), weight=jnp.asarray(operands.weight, dtype)),
-        jnp.asarray(cotangent, dtype),
-    )
-
-
-def check(case, dtype, operands, cotangent):
-    y, gradients = compiled_pull_back(case, "fused")(cotangent, operands)
-    exact_y, exact = case.expected(*cast((cotangent, operands), "float64"))
-    for actual, expected in itertools.chain([(y, exact_y)], zip(gradients, exact, strict=True)):
-        if expected is not None:
-            scale = np.abs(np.where(np.isfinite(expected), expected, 0)).max(initial=0)
-            assert_close(actual, expected, 0, TOLERANCE[dtype] * scale)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +48,12 @@ def check(case, dtype, operands, cotangent):
     ids=str,
 )
 def test_values(case, dtype):
-    check(case, dtype, *narrowed(case, dtype))
+    check(case, dtype, *narrowed(case, dtype), "fused")
 
 
 @pytest.mark.parametrize("case", [case for case in OPTIONS if len(case.kernel) < 3], ids=str)
 def test_values_of_all_options(case):
-    check(case, "float32", *narrowed(case, "float32"))
+    check(case, "float32", *narrowed(case, "float32"), "fused")
 
 
 @pytest.mark.parametrize(

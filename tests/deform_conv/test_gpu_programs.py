@@ -3,7 +3,6 @@
 `make thorough` compiles them with jax's plugin for CUDA 12, too, in a process of its own: jax loads only one.
 """
 
-import functools
 import math
 import os
 import pathlib
@@ -123,18 +122,12 @@ def test_layers_of_one_shape_share_no_array():
 
 
 @pytest.mark.parametrize("program", ["forward", thorough("weight_gradient")])
-def test_the_fused_path_copies_neither_operands_nor_results(program):
-    """The im2col path copies, by parts, what products read or write of operands and results, and nothing else."""
+def test_parts_are_copied_once(program):
+    """They are what products read or write of operands and results; nothing else is copied."""
     cotangent, operands = shapes(16, (100, 168, 128), "bfloat16", features=128)
-    arguments = on(gpu(), (cotangent, operands))
-    compiled = {
-        path: jax.jit(functools.partial(PROGRAMS[program], backend=path)).lower(*arguments).compile()
-        for path in ("fused", "im2col")
-    }
-    assert ("dcn_fused" in compiled["fused"].as_text(), "dcn_fused" in compiled["im2col"].as_text()) == (True, False)
-    assert copied_bytes(compiled["fused"]) <= 1024
+    compiled = jax.jit(PROGRAMS[program]).lower(*on(gpu(), (cotangent, operands))).compile()
     size = cotangent.size * cotangent.dtype.itemsize  # also of the result
-    assert size <= copied_bytes(compiled["im2col"]) <= size * 1.01, program
+    assert size <= copied_bytes(compiled) <= size * 1.01, program
 
 
 @pytest.mark.parametrize("batch, image", [(1, (100, 168, 128)), (8, (64, 64, 64))])
@@ -171,8 +164,8 @@ def test_programs_compile_for_compute_capability(major):
     temporary_bytes(pull_back, *on(gpu(major), shapes(1, (8, 8, 16), "bfloat16")))
 
 
-def test_images_and_features_split_over_gpus(fuses_what_can_be):
-    """The calls of both paths accept shards, and the devices exchange only all-reduces of gradients, in float32."""
+def test_images_and_features_split_over_gpus():
+    """The calls accept shards, and the devices exchange only all-reduces of gradients, in float32."""
     mesh = Mesh(np.array(gpus(8)).reshape(4, 2), ("data", "model"))
     images, features = P("data"), P(None, None, None, "model")
     specs = Operands(images, images, features, P("model"), images)
@@ -182,8 +175,7 @@ def test_images_and_features_split_over_gpus(fuses_what_can_be):
         for struct, spec in zip((cotangent, *operands), (P("data", None, None, "model"), *specs), strict=True)
     )
     compiled = jax.jit(pull_back).lower(cotangent, Operands(*operands)).compile()
-    im2col = {"dcn_sort_samples", "dcn_gather_samples", "dcn_offset_cotangent"}
-    assert custom_calls(compiled) == {*extension.FUSED, *im2col}
+    assert custom_calls(compiled) == {*extension.ONLY_ON_CUDA, "dcn_sample", "dcn_offset_cotangent"}
     exchanged = collectives(compiled)
     assert {(c.kind, c.dtype) for c in exchanged} == {("all-reduce", "f32")}
     own = [s.sharding.shard_shape(s.shape) for s in operands]

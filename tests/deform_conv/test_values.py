@@ -156,7 +156,7 @@ def test_huge_offsets_stay_on_the_torus(name, backend):
     assert all(np.isfinite(gradient).all() for gradient in gradients if gradient is not None)
 
 
-@pytest.mark.parametrize("backend", ["fused", "im2col", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "im2col"])
 def test_start_and_tap_distance_are_added_as_integers(backend):
     """float32 holds neither of the two, but their sum: the middle taps are inside, and the others far outside."""
 

@@ -54,7 +54,7 @@ struct Handler {
 // images of sorted samples, s starts of cells, v 32-bit elements of a sorted sample, S rows of sorted samples. In
 // poolings: b batches, n images, p RoIs, m classes, f features; y and x: bins, s and t: parts. In aggregations: b
 // batches, m heads, r and q: queries. In samplings: u, v and w: the image; p points, y and x: locations. z: elements of
-// a workspace, or partial sums.
+// a workspace.
 const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},
                                                     {"d_x", "N h w c"},
                                                     {"offset", "P R q 2gk"},
@@ -65,9 +65,7 @@ const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},
                                                     {"tangents", "n r q k v c"},
                                                     {"y", "n r q f"},
                                                     {"bias", "f"},
-                                                    {"weight", "f k d"},
                                                     {"by_tap", "k d f"},
-                                                    {"parts", "z k d f"},
                                                     {"workspace", "z"},
                                                     {"pooled", "b p y x f"},
                                                     {"images", "b n h w c"},
@@ -262,40 +260,6 @@ class CallBuilder {
     size('N') = size('n');
     size('d') = PerGroup(size('c'));
   }
-  void Fused() {
-    Window(3);
-    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16});
-    const int64_t vector = type_ == kF32 ? 4 : 8;
-    ChooseSizes("gG", {3, 3}, 1);
-    // A multiple of both group counts: a segment times their maximum, which is enough if they are equal or one of them
-    // is 1, or times their product.
-    const int64_t segment = Product({vector, Size(3, 1)}), g = size('g'), groups = size('G');
-    size('c') = bytes_.Below(2) ? Product({segment, std::max(groups, g)}) : Product({segment, groups, g});
-    size('f') = Product({groups, vector, Size(3, 1)});
-    if (g > 1 && groups > 1 && g != groups) call_.is_valid = false;
-    StoreGroups();
-  }
-  void ForwardTile() {
-    const int64_t features = 64 << bytes_.Below(3), warps = 4 << bytes_.Below(2);
-    Integer("tile_features", features);
-    Integer("warps", warps);
-    call_.is_valid &= features < 256 || warps == 8;
-  }
-  void WeightTile() {
-    const int64_t features = 128 >> bytes_.Below(2), warps = 4 << bytes_.Below(2);
-    Integer("tile_features", features);
-    Integer("warps", warps);
-    call_.is_valid &= features == 128 || warps == 8;
-    const bool has_one_sample = bytes_.Below(4) == 0;
-    call_.attributes["has_one_sample"] = Attribute::Boolean(has_one_sample);
-    const int64_t groups = std::max(size('g'), size('G'));
-    call_.is_valid &= !has_one_sample || (groups > 0 && size('c') / groups % 128 == 0);
-  }
-  void FusedSplits() {
-    Fused();
-    size('z') = Size(3, 1);
-    call_.is_valid &= type_ != kF32 && size('z') <= std::max<int64_t>(1, Dimension("nrq"));
-  }
 
   // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16. An
   // ordinary convolution has no offset groups.
@@ -435,10 +399,6 @@ const std::vector<Handler>& CallBuilder::Handlers() {
       {"dcn_roi_max_pool", &B::MaxPool, "T:images A:rois", "T:pooled"},
       {"dcn_roi_max_pool_argmax", &B::MaxPool, "T:images A:rois", "I:argmax"},
       {"dcn_roi_max_pool_x_cotangent", &B::MaxPool, "A:rois T:pooled I:argmax", "A:images"},
-      {"dcn_fused_forward", &B::Fused, "T:x F:offset I:origin T:weight F:bias F:mask?", "Y:y", nullptr,
-       &B::ForwardTile},
-      {"dcn_fused_weight_cotangent", &B::FusedSplits, "T:x F:offset I:origin T:y F:mask?", "F:parts", nullptr,
-       &B::WeightTile},
       {"dcn_sample_tangents", &B::Columns,
        "T:x A:offset I:origin T:x?x_tangent A:offset?offset_tangent A:mask?mask_tangent", "T:tangents",
        &B::OptionalMask},

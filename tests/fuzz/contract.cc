@@ -159,69 +159,9 @@ const char* GatherSamples(Device&, DType dtype, const GatherSizes& s, const Sort
 
 namespace {
 
-void CheckFused(const Convolution& convolution) {
-  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
-  REQUIRE(!is_on_grid);
-  const double vector = 16 / BytesOf(dtype);
-  CheckPositions(s, positions, 4);
-  REQUIRE(dtype != DType::kF64);
-  REQUIRE(s.images_of_x == s.images);
-  REQUIRE(double(s.images) * s.height * s.width < k32 - 256);
-  REQUIRE(s.channels * BytesOf(dtype) < k32 && product.features < k32 && product.features >= 0);
-  REQUIRE(product.groups >= 1 && s.channels % product.groups == 0 && product.features % product.groups == 0);
-  REQUIRE(int64_t(s.channels / product.groups) % int64_t(vector) == 0);
-  REQUIRE(s.group_channels() % int64_t(vector) == 0 && product.group_features() % 2 == 0);
-}
-
-void CheckFusedCotangent(const Convolution& convolution, const void* d_y) {
-  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
-  CheckFused(convolution);
-  const double outputs = double(s.images) * s.rows * s.columns;
-  REQUIRE(product.features > 0 && s.channels > 0);
-  REQUIRE(product.features * BytesOf(dtype) < k32);
-  REQUIRE(product.group_features() % FusedVector(dtype) == 0);
-  REQUIRE(double(s.rows) * s.columns < k32 - 256 && outputs < k32 - 256);
-  const int64_t segment = SegmentChannels(convolution);
-  REQUIRE(segment > 0 && std::max(s.channels / product.groups, s.group_channels()) % segment == 0);
-  REQUIRE(contract.Holds(d_y, outputs * product.features, BytesOf(dtype)));
-}
-
 double WeightCount(const Sizes& s, const Product& product) {
   return double(s.channels) * s.taps() * product.group_features();
 }
-
-}  // namespace
-
-const char* FusedForward(Device&, const Convolution& convolution, FusedTile tile, bool is_y_float, const void* x,
-                         const void* weight, const void* bias, void* y) {
-  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
-  CheckFused(convolution);
-  REQUIRE(tile.features == 64 || tile.features == 128 || tile.features == 256);
-  REQUIRE(tile.warps == 8 || (tile.warps == 4 && tile.features < 256));
-  const double outputs = double(s.images) * s.rows * s.columns;
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
-  REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
-  REQUIRE(contract.Holds(bias, product.features, 4));
-  REQUIRE(contract.Holds(y, outputs * product.features, is_y_float ? 4 : BytesOf(dtype)));
-  return nullptr;
-}
-
-const char* FusedWeightCotangent(Device&, const Convolution& convolution, FusedTile tile, bool has_one_sample,
-                                 int64_t splits, const void* x, const void* d_y, float* parts) {
-  const auto& [dtype, s, positions, product, is_on_grid] = convolution;
-  CheckFusedCotangent(convolution, d_y);
-  const double outputs = double(s.images) * s.rows * s.columns;
-  REQUIRE(BytesOf(dtype) == 2);
-  REQUIRE(tile.features == 64 || tile.features == 128);
-  REQUIRE(tile.warps == 8 || (tile.warps == 4 && tile.features == 128));
-  REQUIRE(!has_one_sample || SegmentChannels(convolution) % 128 == 0);
-  REQUIRE(1 <= splits && splits <= std::max(outputs, 1.));
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
-  REQUIRE(contract.Holds(parts, double(splits) * s.taps() * (s.channels / product.groups) * product.features, 4));
-  return nullptr;
-}
-
-namespace {
 
 void CheckCpuFused(const Convolution& convolution, const void* x, const void* weight, const void* y, double y_size) {
   const auto& [dtype, s, positions, product, is_on_grid] = convolution;

@@ -329,7 +329,7 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fuzz;
-  static const bool is_cpu = !Find("dcn_fused_forward");
+  static const bool is_cpu = !Find("dcn_sort_samples");
   Bytes bytes(data, size);
   const Call call = ReadCall(bytes, is_cpu);
   XLA_FFI_Handler* handler = Find(call.handler);

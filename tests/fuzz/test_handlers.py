@@ -56,8 +56,6 @@ MUTATIONS = {
     "start of the part": ('Shape("start"', "deform_conv/handlers_cuda.cc"),
     "images of samples": ("Require(sizes.images <= sizes.images_of_x && ", "deform_conv/handlers_cuda.cc"),
     "rows": ("FitsInt32(\"the number of the output's rows", "deform_conv/operands.h", "deform_conv/handlers.cc"),
-    "tile": ("Require(is_tile(tile)", "deform_conv/handlers_cuda_fused.cc"),
-    "tiles of one sample": ("Require(!has_one_sample", "deform_conv/handlers_cuda_fused.cc"),
     "rois": ('Shape("rois', "roi_pool/handlers.cc"),
     "points of a sampling": (
         'Shape("locations", locations, {sizes.batches, sizes.points, dims}',
@@ -67,7 +65,7 @@ MUTATIONS = {
     "bytes of a sampling's pixel": ("FitsInt32(\"the number of a pixel's bytes", "sampling/handlers.cc"),
     "pixels of a sampling": ("FitsInt32(\"the number of an image's pixels", "sampling/handlers.cc"),
     "samples": ('Shape("out', "sampling/handlers.cc"),
-    "groups of the CPU": ("Require(product.features % ", "deform_conv/operands.h", "deform_conv/handlers_cpu.cc"),
+    "groups of the CPU": ("Require(product.features % ", "deform_conv/handlers_cpu.cc"),
     "rules of the CPU": ("Require(unsupported.empty()", "deform_conv/handlers_cpu.cc"),
     "splits of the CPU": ("Require(1 <= division.num_splits", "deform_conv/handlers_cpu.cc"),
     "planes of the CPU": ("Require(1 <= division.num_planes", "deform_conv/handlers_cpu.cc"),

@@ -144,7 +144,7 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
     is_cpu = backend.startswith("cpu")
-    decoding = [*handlers("cpu" if is_cpu else "cuda"), LIB / "deform_conv/fused_rules.cc"]
+    decoding = [*handlers("cpu"), LIB / "deform_conv/fused_rules.cc"] if is_cpu else handlers("cuda")
     ffi = [(path, changed / path.relative_to(LIB)) for path in decoding]
     ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
     harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.lowering import executed_ptx
 from benchmarks.lowering.substituted_kernels import substituted
-from tests.conftest import fuse_what_can_be
 from tests.wheels import cuda12
 
 from . import build
@@ -40,12 +39,8 @@ def interpreter(request):
 
 @pytest.fixture(scope="module")
 def executed_kernels(interpreter):
-    """Lowers all of jax_dcn on the CPU as for CUDA, to handlers that run the kernels on the CPU.
-
-    Convolutions are fused where they can be.
-    """
-    with substituted(interpreter.handlers), pytest.MonkeyPatch.context() as monkeypatch:
-        fuse_what_can_be(monkeypatch)
+    """Lowers all of jax_dcn on the CPU as for CUDA, to handlers that run the kernels on the CPU."""
+    with substituted(interpreter.handlers):
         yield
 
 

@@ -10,7 +10,6 @@
 #include "aggregation/aggregation.h"
 #include "cpu/element.h"
 #include "deform_conv/deform_conv.h"
-#include "deform_conv/fused.h"
 #include "device.h"
 #include "roi_pool/roi_pool.h"
 #ifdef __CUDACC__
@@ -207,26 +206,6 @@ void TestManyBatchesOfQueries() {
   Expect("the last value's cotangent", d_value.last(), 10);
 }
 
-void TestFusedManyPixels() {
-  constexpr int64_t kSide = 1 << 15, kChannels = 8, kFeatures = 8, kPixels = kSide * kSide;
-  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1, 1, kSide};
-  const Product product = {kFeatures, 1};
-  Large<BF16> x(kPixels * kChannels), y(kPixels * kFeatures), d_y(kPixels * kFeatures), weight(kChannels * kFeatures);
-  Large<float> offset(2 * kPixels), bias(kFeatures);
-  Large<int32_t> origin(4);
-  const Positions positions = {offset.data(), nullptr, origin.data()};
-  x.last() = BF16(3);
-  weight.last() = BF16(2);
-  d_y.last() = BF16(5);
-  Device device(nullptr);
-  const Convolution convolution = {DType::kBF16, sizes, positions, product};
-  Check(FusedForward(device, convolution, {64, 8}, false, x.data(), weight.data(), bias.data(), y.data()));
-  Expect("the last output", y.last(), 6);
-  constexpr int64_t kSplits = 1 << 20;
-  Large<float> parts(kSplits * kChannels * kFeatures);
-  Check(FusedWeightCotangent(device, convolution, {64, 8}, false, kSplits, x.data(), d_y.data(), parts.data()));
-  Expect("the last weight's cotangent", parts.last(), 15);
-}
 #endif
 
 }  // namespace
@@ -241,7 +220,6 @@ int main() {
 #ifdef __CUDACC__
   dcn::TestManyQueries();
   dcn::TestManyBatchesOfQueries();
-  dcn::TestFusedManyPixels();
 #endif
   std::puts("all last places are right");
 }

@@ -21,7 +21,6 @@
 #include "aggregation/aggregation.h"
 #include "cuda/launch.h"
 #include "deform_conv/deform_conv.h"
-#include "deform_conv/fused.h"
 #include "roi_pool/roi_pool.h"
 #include "sampling/sampling.h"
 
@@ -218,62 +217,6 @@ void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
   if (BytesOf(dtype) == 2) CallXCotangent(dtype, sizes, positions, d_columns, true);
 }
 
-struct FusedCall {
-  Sizes sizes;
-  Product product;
-  int32_t tile_features;
-  bool is_y_float;
-
-  int64_t group_channels() const { return sizes.channels / product.groups; }
-  // Whether the fused weight cotangent supports this call too.
-  bool has_fused_weight_cotangent(DType dtype) const {
-    if (dtype == DType::kF32) return false;
-    const int64_t segment = SegmentChannels({dtype, sizes, {}, product}), vector = FusedVector(dtype);
-    return segment > 0 && std::max(group_channels(), sizes.group_channels()) % segment == 0 && product.features > 0 &&
-           product.group_features() % vector == 0;
-  }
-};
-
-void CallFusedWeightCotangent(DType dtype, const FusedCall& call, const Positions& positions, Array& x) {
-  const auto& [sizes, product, tile_features, is_y_float] = call;
-  const Convolution convolution = {dtype, sizes, positions, product};
-  constexpr int64_t kSplits = 2;
-  Device device(nullptr);
-  Array d_y = Array::Random(dtype, std::max(sizes.pixels() * product.features, int64_t{1}), 1);
-  const bool has_one_sample = SegmentChannels(convolution) % FusedLimits::kWeightTile == 0;
-  for (const FusedTile tile : {FusedTile{64, 8}, FusedTile{128, 4}, FusedTile{128, 8}}) {
-    Array parts = Array::Unwritten(DType::kF32, kSplits * sizes.taps() * call.group_channels() * product.features);
-    Check(FusedWeightCotangent(device, convolution, tile, has_one_sample, kSplits, x.data(), d_y.data(),
-                               parts.data<float>()));
-    parts.CheckWritten("parts");
-  }
-}
-
-void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
-  const auto& [sizes, product, tile_features, is_y_float] = call;
-  const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
-  const int64_t weight_size = product.features * sizes.taps() * call.group_channels();
-  Device device(nullptr);
-
-  const int64_t x_size = sizes.images * sizes.height * sizes.width * sizes.channels;
-  // At least one element, because the kernels take an address even without pixels or channels.
-  Array x = Array::Random(dtype, std::max(x_size, int64_t{1}), 1);
-  Array offset = Array::Random(DType::kF32, 2 * positions_size, 3, 0.1);
-  Array mask = Array::Random(DType::kF32, positions_size, 1);
-  Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
-        bias = Array::Random(DType::kF32, product.features, 1);
-  Array origin = Array::Of(std::vector<int32_t>{0, 0, 0, 0});
-  const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
-  for (const FusedTile tile : {FusedTile{tile_features, 4}, FusedTile{tile_features, 8}}) {
-    if (!IsForwardTile(tile)) continue;
-    Array y = Array::Unwritten(is_y_float ? DType::kF32 : dtype, sizes.pixels() * product.features);
-    Check(FusedForward(device, {dtype, sizes, positions, product}, tile, is_y_float, x.data(), weight.data(),
-                       bias.data(), y.data()));
-    y.CheckWritten("y");
-  }
-  if (call.has_fused_weight_cotangent(dtype)) CallFusedWeightCotangent(dtype, call, positions, x);
-}
-
 void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, Array& x, Array& d_pooled) {
   const int64_t x_size = sizes.batches * sizes.images * sizes.height * sizes.width * sizes.channels;
   const int64_t pooled_size = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
@@ -405,34 +348,6 @@ const Sizes kConvolutions[] = {
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 0, 4, 1, 2},
 };
 
-// Sizes; features and groups; tile_features; whether y is float32.
-const FusedCall kFusedCalls[] = {
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2},
-     {10, 1},
-     64,
-     false},  // partial strips and tiles
-    {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {36, 2}, 64, true},
-    {{{{4, 3}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 7, 4, 24, 2, 2, 1, 1}, {140, 1}, 128, false},  // two feature tiles
-    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {180, 1}, 256, true},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 0}, {8, 1}, 64, false},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 1}, {8, 1}, 64, false},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 1}, {8, 1}, 64, false},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {0, 1}, 64, false},
-    // Edge cases of the weight's cotangent: partial tiles; groups and offset groups that share channels; many features.
-    {{{{1, 2}, {1, 1}, {0, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2}, {16, 1}, 64, false},
-    {{{{2, 1}, {1, 1}, {1, 0}, {2, 3}, true}, 1, 3, 4, 64, 3, 4, 4, 1}, {32, 2}, 64, false},
-    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 32, 3, 4, 2, 1}, {272, 2}, 64, false},
-    // Tiles of the weight's cotangent: samples of one tap and offset group, for few and many features; then 8, 16 and
-    // 24 channels per offset group, and groups that are smaller than an offset group.
-    {{{{1, 2}, {1, 1}, {0, 1}, {1, 1}, false}, 1, 5, 4, 128, 5, 4, 1, 1}, {8, 1}, 64, false},
-    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 9, 8, 128, 9, 8, 1, 1}, {136, 1}, 64, false},
-    {{{{2, 2}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 10, 9, 64, 9, 8, 8, 1}, {8, 1}, 64, false},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 16, 3, 4, 2, 1}, {72, 1}, 64, false},
-    {{{{1, 3}, {1, 1}, {0, 1}, {1, 1}, false}, 1, 3, 4, 64, 3, 4, 4, 1}, {16, 2}, 64, false},
-    {{{{3, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 48, 3, 4, 2, 1}, {72, 1}, 64, false},
-    {{{{2, 2}, {1, 1}, {1, 1}, {1, 1}, true}, 1, 3, 4, 32, 4, 5, 2, 1}, {32, 4}, 64, false},
-};
-
 // Batches, points, channels; axes and sizes; rules; whether locations are planar.
 const SamplingSizes kSamplings[] = {
     {3, 7, 3, 2, {3, 4, 1}, {Interpolation::kLinear, Units::kEdges, Fold::kNone, Outside::kZero}, false},
@@ -513,9 +428,6 @@ int main(int num_arguments, char** arguments) {
   int iteration = 0;
   for (const dcn::DType dtype : dcn::kTypes) {
     for (const dcn::Sizes& sizes : dcn::kConvolutions) dcn::CallDeformConv(dtype, sizes, iteration++ % 2);
-    for (const dcn::FusedCall& call : dcn::kFusedCalls) {
-      if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call, iteration++ % 2);
-    }
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, iteration++ % 2);
     for (const dcn::Aggregation& call : dcn::kAggregations) dcn::CallAggregation(dtype, call, iteration++ % 2);
     for (const dcn::SamplingSizes& sizes : dcn::kSamplings) dcn::CallSampling(dtype, sizes, iteration++ % 2);

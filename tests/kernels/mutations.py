@@ -10,7 +10,7 @@ from . import build
 VALUES = "differs by"  # the results are wrong
 FAULT = "is a race|was not written|out of bounds"  # which of them depends on the order of the warps
 
-X, FORWARD, WEIGHT = "deform_conv/cuda_x", "deform_conv/cuda_fused_forward", "deform_conv/cuda_fused_weight"
+X = "deform_conv/cuda_x"
 
 
 class Mutation(NamedTuple):
@@ -93,29 +93,6 @@ MUTATIONS = {
         "cuda/cells.h", "is_added = {~~i < end~>true~~} &&", VALUES, kernel=X),
     "cells at the ends of a circular row as neighbours": Mutation(
         "deform_conv/cuda_x.cu", "has_two_sides(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
-    "samples loaded before their corners are stored": Mutation(
-        "deform_conv/cuda_fused_forward.cu", ": NoCorners();\n    }{~~\n    __syncthreads();~>~~}", FAULT),
-    "samples of the next pass": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "StoreSamples(stage, i, {~~loads~>next~~},", VALUES),
-    "pixel past the end": Mutation("deform_conv/cuda_fused_forward.cu", "i <{~~~>=~~} call_.sizes.pixels()", FAULT),
-    "feature past the end of a group": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "{~~if (in_group + k >= call_.group_features) return;~>~~}", FAULT),
-    "vector past the end": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
-    "corners stored while they are read": Mutation(
-        "deform_conv/cuda_fused_weight.cu",
-        "{~~if constexpr (kTables == 1) __syncthreads();~>~~}  // all have read",
-        FAULT,
-    ),
-    "corners stored in the table that is read": Mutation(
-        "deform_conv/cuda_fused_weight.cu", "corners[slice{~~~> + 1~~} % kTables][i] = corners;", FAULT),
-    "feature of the weight past the end of a group": Mutation(
-        "deform_conv/cuda_fused_weight.cu",
-        "{~~ || feature >= tile().first_feature + tile().features~>~~}", FAULT),
-    "no barrier between blocks, forward": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
-    "no barrier between blocks, weight": Mutation(
-        "deform_conv/cuda_fused_weight.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "tap past the end of a level": Mutation(
         "aggregation/cuda.cu", "{~~min(~>~~}first + int32_t(threadIdx.x % kQuad){~~, level.taps - 1)~>~~}", FAULT),
     "cotangents of a tap stored by several lanes": Mutation(
@@ -150,52 +127,6 @@ MUTATIONS = {
     "columns of the argmax over their rows": Mutation(
         "roi_pool/cuda.cu", "StoreArgmax{argmax, argmax + count{~~~> / 2~~}}", FAULT),
     "unwritten result": Mutation("roi_pool/cuda.cu", "{~~~>if (f > 0) ~~}AsVector<N>(pooled + work", "is not written"),
-    "operands of the packing cvt swapped, bfloat16": Mutation(
-        "cuda/matrix.h",
-        'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
-        VALUES, kernel=FORWARD),
-    "operands of the packing cvt swapped, float16": Mutation(
-        "cuda/matrix.h",
-        '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
-        VALUES, kernel=WEIGHT),
-    "no wait for copies": Mutation(
-        "cuda/matrix.h", '{{~~ asm volatile("cp.async.wait_all;" ::: "memory"); ~>~~}}', "not waited for",
-        kernel=FORWARD),
-    "copies committed instead of waited for": Mutation(
-        "cuda/matrix.h", "cp.async.{~~wait_all~>commit_group~~};", "not waited for", kernel=WEIGHT),
-    "wait for all copies but the last": Mutation(
-        "cuda/matrix.h", "cp.async.{~~wait_all~>commit_group; cp.async.wait_group 1~~};", "not waited for",
-        kernel=FORWARD),
-    "matrices transposed": Mutation(
-        "cuda/matrix.h", "m8n8.x4.{~~~>trans.~~}shared.b16", VALUES, kernel=FORWARD),
-    "matrices not transposed": Mutation(
-        "cuda/matrix.h", "m8n8.x4.{~~trans.~>~~}shared.b16", VALUES, kernel=WEIGHT),
-    "words of a fragment swapped": Mutation(
-        "cuda/matrix.h", '"r"(a[0]), "r"(a[{~~1]), "r"(a[2~>2]), "r"(a[1~~}])', VALUES, kernel=FORWARD),
-    "bfloat16 multiplied as float16": Mutation(
-        "cuda/matrix.h", "m16n8k16.row.col.f32.{~~bf16.bf16~>f16.f16~~}.f32", VALUES, kernel=FORWARD),
-    "an input of mma overwritten, which the constraint excludes": Mutation(
-        "cuda/matrix.h", "{%8, %9}, {%0, %1, %2, %3};{~~~> mov.b32 %4, 0;~~}", VALUES, kernel=FORWARD),
-    "zeros copied in place of the data": Mutation(
-        "cuda/matrix.h", "zeros ? {~~0 : 16~>16 : 0~~}", "out of bounds", kernel=FORWARD),
-    "a load that ignores its predicate": Mutation(
-        "cuda/matrix.h", "{~~@valid ~>~~}ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];", "out of bounds", kernel=FORWARD),
-    "pixels moved by 8 bytes": Mutation(
-        "deform_conv/cuda_gather.h", "address[0] = static_cast<const char*>(x) +{~~~> 8 +~~}", "is misaligned",
-        kernel=FORWARD),
-    "targets of copies moved by 8 bytes": Mutation(
-        "cuda/matrix.h", "(AddressInShared(shared){~~~> + 8~~}), ", "is misaligned", kernel=WEIGHT),
-    "no barrier after a stage": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "wait_async_copies();{~~\n      __syncthreads();~>~~}", "was not written"),
-    "products by some lanes": Mutation(
-        "deform_conv/cuda_gemm.h",
-        "{~~~>if (lane() < 31) ~~}mma<T>(accumulators[i][j], a[i]", "waits for lanes 0x80000000 of its warp",
-        kernel=WEIGHT),
-    "an instruction that the interpreter does not have": Mutation(
-        "cuda/matrix.h", "cvt.{~~rna~>rn~~}.tf32.f32", "the interpreter has no cvt.rn.tf32.f32", kernel=FORWARD),
-    "carve-out for fewer resident blocks": Mutation(
-        "deform_conv/cuda_fused_forward.cu", "kSharedBytes, {~~kResidentBlocks~>1~~}}, call,",
-        "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),
     "dot products of another tap": Mutation("aggregation/cuda.cu", "is_upper = threadIdx.x & {~~2~>1~~}", VALUES),
     "corners by the far flag of the other axis": Mutation(
         "aggregation/cuda.cu", "flags & {~~kIsFarRight~>kIsFarDown~~} ? 0", "out of bounds"),

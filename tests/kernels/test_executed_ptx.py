@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 TYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)  # in the order of DType in lib/dtype.h
-RESOLUTION = (2**-10, 2**-7, 2**-10, 2**-40)  # of what is multiplied: the tensor cores take float32 as tf32
+RESOLUTION = (2**-10, 2**-7, 2**-20, 2**-40)
 
 
 def launches(**options):
@@ -79,7 +79,7 @@ def test_results_do_not_depend_on_the_order_of_blocks_and_warps(expected, tmp_pa
     assert (tmp_path / "results").read_bytes() == expected[0].read_bytes()
 
 
-# A single SM takes rounds of more samples. A single block iterates over several tiles.
+# A single SM takes rounds of more samples. A single block iterates over several of them.
 SMALL_GPU = {"sms": 1, "max_grid_blocks": 1}
 
 
@@ -98,12 +98,12 @@ MIN_WARPS = 8  # two for each scheduler of an SM
 
 @pytest.mark.thorough
 def test_shared_memory_has_room_for_the_resident_blocks_of_every_kernel():
-    """The compiler limits registers to what the launch bounds ask for, but does not know dynamic shared memory."""
+    """The compiler limits registers to what the launch bounds ask for, but not shared memory."""
     status, output = run(launches(), "--leave-unwritten", records_launches=1, runs_blocks=0)
     done, *lines = output.splitlines()
     assert (status, done) == (0, "every launch is done")
     records = [record for line in lines for record in json.loads(line)]
-    assert sum("Fused" in record["kernel"] for record in records) > 10
+    assert len(records) > 10
     for record in records:
         block = record["shared_bytes"] + RESERVED
         assert H100_SHARED // block >= record["resident_blocks"], record
@@ -128,18 +128,13 @@ def test_mutations_are_found(name, expected, tmp_path):
     assert re.search(MUTATIONS[name].report, output), output
 
 
-RIGHT = {  # what the 64 threads write first
+RIGHT = {  # what the 64 threads write
     "rotate": [100 + (lane + 1) % 64 for lane in range(64)],
-    "dynamic": [63 - lane for lane in range(64)],
     "shuffle": [8 if lane % 32 < 16 else 7 for lane in range(64)],
     "warp": list(range(64)),
-    "loop": [0 if lane % 4 else lane // 32 * 32 + lane % 32 // 4 for lane in range(64)],
-    "copy": [0 if lane % 2 else 7 for lane in range(64)],
 }
 WRONG = {
     "unwritten": "reads memory that was not written",
-    "dynamic_beyond": "out of bounds of shared memory",
-    "no_carve_out": "was launched without a carve-out",
     "misaligned": "is misaligned",
     "static_beyond": "out of bounds of its variable",
     "array_in_local_memory": "unknown directive",
@@ -150,12 +145,9 @@ WRONG = {
     "rotate_without_first_barrier": "is a race: it .* what another thread",
     "rotate_without_second_barrier": "is a race: it .* what another thread",
     "warp_without_barrier": "is a race: it reads what another thread writes",
-    "loop_without_barrier": "needs a warp that has converged",
     "overlapping_blocks": "is a race: it writes what another block writes",
-    "copy_without_wait": "not waited for",
+    "unknown_instruction": "the interpreter has no nanosleep.u32",
     "no_blocks": "invalid configuration argument",
-    "too_much_shared_memory": "invalid configuration argument",
-    "shared_memory_without_opt_in": "invalid configuration argument",
 }
 
 
@@ -167,7 +159,7 @@ def toy(name, **options):
 def test_right_toys_are_clean(name):
     status, output = toy(name)
     assert status == 0, output
-    assert [int(value) for value in output.split()][:64] == RIGHT[name]
+    assert [int(value) for value in output.split()] == RIGHT[name]
 
 
 @pytest.mark.parametrize("name", WRONG)

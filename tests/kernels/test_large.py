@@ -55,10 +55,6 @@ MUTATIONS = {
         "deform_conv/cuda_x.cu",
         "d_columns + {~~~>int32_t(~~}image * sizes.samples * sizes.channels{~~~>)~~}",
     ),
-    "fused output": (
-        "deform_conv/cuda_fused_forward.cu",
-        "element = {~~~>int32_t(~~}p * call_.features{~~~>)~~} + feature",
-    ),
     "corners of a tap": ("aggregation/cuda.cu", "first_byte + {~~~>int32_t(~~}pixel * distances.right{~~~>)~~}"),
     "query's result": ("aggregation/cuda.cu", "out + {~~~>int32_t(~~}row * sizes.channels + channel{~~~>)~~}"),
     "cotangents of taps": ("aggregation/cuda.cu", "d_out + {~~~>int32_t(~~}row * sizes.channels{~~~>)~~}"),

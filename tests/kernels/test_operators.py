@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import fused_plan, im2col_plan, plan, primitive
+from jax_dcn._operators.deform_conv import im2col_plan, plan, primitive
 from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._primitive.chain import Step
 from jax_dcn._primitive.plan import Request
@@ -16,12 +16,13 @@ from jax_dcn._primitive.target import Target
 from tests.aggregation import test_special as aggregation_special
 from tests.aggregation import test_values as aggregation_values
 from tests.deform_conv import test_dtypes as conv_types
-from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
-from tests.helpers.deform_conv.cases import assert_close, pull_back
-from tests.helpers.slow import slow_unless
+from tests.deform_conv import test_vectors as conv_vectors
+from tests.helpers.deform_conv.cases import Case, assert_close, pull_back
+from tests.helpers.deform_conv.narrow import narrowed
+from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.operators import test_derivatives as derivatives
 from tests.operators import test_golden as golden
 from tests.operators import test_random_problems as random_problems
@@ -37,8 +38,7 @@ pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms
 def test_these_tests_run_the_kernels(interpreter):
     def all_operators(x, offset, weight, shift):
         return (
-            jax_dcn.deform_conv2d(x.astype(jnp.bfloat16), offset, weight.astype(jnp.bfloat16)).astype(jnp.float32).sum()
-            + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
+            jax_dcn.deform_conv2d(x, offset, weight).sum()
             + jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), shift, output_size=1).sum()
             + jax_dcn.roi_align(x, jnp.ones((1, 5)), output_size=1, mode="max").sum()
             + jax_dcn.dcnv3(x, offset, offset[..., :1], kernel_size=1, padding=0, groups=1).sum()
@@ -79,12 +79,11 @@ def test_conv_parts_of_16_bits(held, sort_bytes, dtype, monkeypatch):
     The samples of several parts are sorted at a time: of two of five rows, or of three or six images.
     """
     case = dataclasses.replace(conv_values.CASE["two_batch_dimensions"], image=(5, 4))
-    operands = conv_fused.cast(case, dtype)
-    cotangent = jnp.asarray(case.cotangent(), dtype)
+    operands, cotangent = narrowed(case, dtype)
 
     def gradients():
         jax.clear_caches()
-        run = jax.jit(functools.partial(pull_back, backend="im2col", **case.keywords))
+        run = jax.jit(functools.partial(pull_back, **case.keywords))
         return "while" in run.lower(cotangent, operands).as_text(), run(cotangent, operands)
 
     is_a_loop, expected = gradients()
@@ -95,87 +94,17 @@ def test_conv_parts_of_16_bits(held, sort_bytes, dtype, monkeypatch):
     assert_close(actual, expected, rtol=2**-6, atol=2**-6)
 
 
-test_conv_fused_values = conv_fused.test_values
-test_conv_fused_without_mask_and_bias = conv_fused.test_without_mask_and_bias
-test_conv_fused_unrounded_sums = conv_fused.test_the_sum_leaves_unrounded
-test_conv_fused_nonfinite_offsets = conv_fused.test_nonfinite_offsets
-test_conv_fused_one_pixel = conv_fused.test_all_samples_in_one_pixel
-test_conv_fused_mask_alone = conv_fused.test_the_cotangent_of_the_mask_alone
-test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
-
-TILED_BY_DEFAULT = ["ragged_strip_and_tile", "2_groups_3_offset_groups"]
-TILED = [*TILED_BY_DEFAULT, "several_tiles_of_features", "many_taps", "torus"]
+test_conv_vectors = conv_vectors.test_values
+test_conv_nonfinite_offsets = conv_vectors.test_nonfinite_offsets
+test_conv_reads = conv_vectors.test_only_pixels_that_samples_touch_are_read
 
 
-def with_tile(monkeypatch, planner, tile_features, warps):
-    """Lets `fused_plan.cuda_forward` or `cuda_weight` choose this tile."""
-    choose = getattr(fused_plan, planner)
-
-    def replaced(*arguments):
-        planned = choose(*arguments)
-        choices = dataclasses.replace(planned.choices, tile_features=tile_features, warps=warps)
-        return dataclasses.replace(planned, choices=choices)
-
-    monkeypatch.setattr(fused_plan, planner, replaced)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", [slow_unless(name in TILED_BY_DEFAULT, name) for name in TILED])
-@pytest.mark.parametrize("tile, warps", [(64, 4), (64, 8), (128, 4), (128, 8), (256, 8)])
-def test_conv_fused_tiles(tile, warps, name, dtype, monkeypatch):
-    """All tiles of the forward, also those that are not selected for small shapes."""
-    with_tile(monkeypatch, "cuda_forward", tile, warps)
-    case = conv_fused.CASE[name]
-    conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
-
-
-BACK = ["ragged_strip_and_tile_back", "whole_tile_of_channels_back", "several_tiles_of_features_back"]
-
-
-@pytest.mark.parametrize("name", BACK)
-@pytest.mark.parametrize("tile, warps", [(64, 8), (128, 4), (128, 8)])
-def test_conv_fused_tiles_of_the_weight(tile, warps, name, monkeypatch):
-    with_tile(monkeypatch, "cuda_weight", tile, warps)
-    case = conv_fused.CASE[name]
-    conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
-
-
-def test_a_tile_of_another_gpu_is_an_error(interpreter, monkeypatch):
-    """A program that was compiled for an H100 says so on a GPU whose SMs have less shared memory."""
-    with_tile(monkeypatch, "cuda_forward", 256, 8)
-    case = conv_fused.CASE["torus"]
-    before = interpreter.set(max_shared_bytes=99 << 10, device=10, requires_loading=0)
-    try:
-        with pytest.raises(jax.errors.JaxRuntimeError, match="tiles of 256 features, which were chosen for another"):
-            conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
-    finally:
-        interpreter.set(**before)
-
-
-PATHS = {"fused": None, "im2col": "im2col"}  # None: all that can be is fused
-
-
-@pytest.mark.parametrize("name", ["4_offset_groups_in_2_groups_back", "ragged_strip_and_tile_back", "torus_back"])
-def test_conv_paths_agree(name):
-    """The im2col path has the values and the gradient of weight of the fused one, from the same operands."""
-    case = conv_fused.CASE[name]
-    operands, cotangent = conv_fused.cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
-    run = functools.partial(conv_fused.pull_back, **case.keywords)
-    functions = {path: jax.jit(functools.partial(run, backend=backend)) for path, backend in PATHS.items()}
-    for path, function in functions.items():
-        assert ("dcn_fused" in function.lower(cotangent, operands).as_text()) == (path == "fused")
-    by_path = {path: jax.tree.leaves(function(cotangent, operands)) for path, function in functions.items()}
-    for fused_array, im2col_array in zip(by_path["fused"], by_path["im2col"], strict=True):
-        largest = jnp.abs(im2col_array.astype(jnp.float32)).max()
-        conv_fused.assert_close(fused_array, im2col_array, 0, 4 * 2**-7 * largest)
-
-
-@pytest.mark.parametrize("backend", PATHS.values())
-def test_conv_parts_of_the_output(backend):
+def test_conv_parts_of_the_output():
     """A shard of the output rows and columns, which starts at an origin, has the values of the whole output."""
-    case = conv_fused.with_channels(64, 16, offset_groups=2)
-    whole, spec = canonicalize(2, *conv_fused.cast(case, "bfloat16"), backend=backend, **case.keywords)
-    cotangent = jnp.asarray(case.cotangent(), whole.x.dtype).at[:, :2].set(0).at[:, :, :1].set(0)
+    case = Case("shard", (4, 5), 64, 16, (3, 3), 2, convolution=Convolution(padding="SAME"))
+    operands, cotangent = narrowed(case, "bfloat16")
+    whole, spec = canonicalize(2, *operands, **case.keywords)
+    cotangent = cotangent.at[:, :2].set(0).at[:, :, :1].set(0)
 
     @jax.jit
     def run(offset, mask, cotangent, origin):
@@ -195,17 +124,7 @@ def test_conv_parts_of_the_output(backend):
     y, d_x, d_offset, d_weight, d_bias, d_mask = run(whole.offset, whole.mask, cotangent, (0, 0))
     expected = shard(y), d_x, shard(d_offset), d_weight, d_bias, shard(d_mask)
     sharded = run(shard(whole.offset), shard(whole.mask), shard(cotangent), (2, 1))
-    conv_fused.assert_close(sharded, expected, 2**-6, 2**-6)
-
-
-def test_conv_fused_memory():
-    """The forward needs no temporary memory except for a copy of the weight."""
-    case = conv_fused.with_channels(256, 256)
-    operands = conv_fused.cast(case, "bfloat16")
-    run = functools.partial(conv_fused.convolve, **case.keywords, backend="fused")
-    compiled = jax.jit(run).lower(operands).compile()
-    assert "dcn_fused_forward" in compiled.as_text()
-    assert compiled.memory_analysis().temp_size_in_bytes <= operands.weight.nbytes + 2**12
+    assert_close(sharded, expected, 2**-6, 2**-6)
 
 
 test_pool_many_features = pool_values.test_kernels_are_the_reference_for_many_features

@@ -7,14 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/matrix.h"
-
-extern __shared__ uint4 dynamic_shared[];
-
 namespace {
 
 constexpr int kThreads = 64;
-constexpr int kResults = 2 * kThreads;  // the numbers 5, 6, 7 and 8 come after them
 
 // Each thread reads the value that its neighbour wrote.
 template <bool kFirstBarrier, bool kSecondBarrier>
@@ -33,20 +28,6 @@ __global__ void UnwrittenKernel(int* out) {
   if (threadIdx.x < 10) values[threadIdx.x] = 1;
   __syncthreads();
   out[threadIdx.x] = values[threadIdx.x];
-}
-
-template <int kBeyond>
-__global__ void DynamicKernel(int* out) {
-  int* values = reinterpret_cast<int*>(dynamic_shared);
-  values[threadIdx.x + kBeyond] = int(threadIdx.x);
-  __syncthreads();
-  out[threadIdx.x] = values[kThreads - 1 - threadIdx.x + kBeyond];
-}
-
-// Two blocks are to be resident per SM, for which nothing requests a carve-out.
-__global__ void __launch_bounds__(kThreads, 2) NoCarveOutKernel(int* out) {
-  int* values = reinterpret_cast<int*>(dynamic_shared);
-  values[threadIdx.x] = out[threadIdx.x] = 0;
 }
 
 __global__ void StaticBeyondKernel(int* out) {
@@ -104,20 +85,6 @@ __global__ void WarpKernel(int* out) {
   out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // a shuffle does not order memory accesses
 }
 
-// Lanes that loop for different times part, and ldmatrix needs them together.
-template <bool kSyncWarp>
-__global__ void LoopKernel(int* out) {
-  __shared__ uint4 rows[kThreads];
-  rows[threadIdx.x] = {threadIdx.x, 0, 0, 0};
-  __syncthreads();
-  int value = 0;
-  for (int i = 0; i < int(threadIdx.x % 32); ++i) value = out[kResults + value % 4];
-  if (kSyncWarp) __syncwarp();
-  uint32_t words[4];
-  dcn::load_matrix_fragments(words, &rows[threadIdx.x]);
-  out[threadIdx.x] = value < 0 ? value : int(words[0]);  // word lane % 4 of row lane / 4 of the warp
-}
-
 // Both blocks write the same words.
 __global__ void OverlappingBlocksKernel(int* out) { out[threadIdx.x] = int(blockIdx.x); }
 
@@ -125,21 +92,13 @@ __global__ void MisalignedKernel(int* out) {
   if (threadIdx.x == 0) *reinterpret_cast<uint4*>(out + 1) = uint4{1, 2, 3, 4};
 }
 
-template <bool kWait>
-__global__ void CopyKernel(int* out) {
-  __shared__ uint4 words[kThreads];
-  dcn::copy_async(&words[threadIdx.x], out + kResults, threadIdx.x % 2 == 1);
-  if (kWait) dcn::wait_async_copies();
-  out[threadIdx.x] = int(words[threadIdx.x].z);
-}
+__global__ void UnknownInstructionKernel(int*) { asm volatile("nanosleep.u32 20;"); }
 
 struct Toy {
-  Toy(void (*kernel)(int*), unsigned blocks = 1, size_t shared_bytes = 0)
-      : kernel(kernel), blocks(blocks), shared_bytes(shared_bytes) {}
+  Toy(void (*kernel)(int*), unsigned blocks = 1) : kernel(kernel), blocks(blocks) {}
 
   void (*kernel)(int*);
   unsigned blocks;
-  size_t shared_bytes;
 };
 
 const std::map<std::string, Toy> kToys = {
@@ -147,9 +106,6 @@ const std::map<std::string, Toy> kToys = {
     {"rotate_without_first_barrier", {RotateKernel<false, true>}},
     {"rotate_without_second_barrier", {RotateKernel<true, false>}},
     {"unwritten", {UnwrittenKernel}},
-    {"dynamic", {DynamicKernel<0>, 1, kThreads * sizeof(int)}},
-    {"dynamic_beyond", {DynamicKernel<1>, 1, kThreads * sizeof(int)}},
-    {"no_carve_out", {NoCarveOutKernel, 1, kThreads * sizeof(int)}},
     {"static_beyond", {StaticBeyondKernel}},
     {"array_in_local_memory", {ArrayInLocalMemoryKernel}},
     {"divergent_barrier", {DivergentBarrierKernel}},
@@ -159,23 +115,17 @@ const std::map<std::string, Toy> kToys = {
     {"excluded_lane", {ExcludedLaneKernel}},
     {"warp", {WarpKernel<true>}},
     {"warp_without_barrier", {WarpKernel<false>}},
-    {"loop", {LoopKernel<true>}},
-    {"loop_without_barrier", {LoopKernel<false>}},
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
-    {"copy", {CopyKernel<true>}},
-    {"copy_without_wait", {CopyKernel<false>}},
-    {"shared_memory_without_opt_in", {DynamicKernel<0>, 1, 64 << 10}},
-    {"no_blocks", {DynamicKernel<0>, 0}},
-    {"too_much_shared_memory", {DynamicKernel<0>, 1, 1 << 20}},
+    {"unknown_instruction", {UnknownInstructionKernel}},
+    {"no_blocks", {OverlappingBlocksKernel, 0}},
 };
 
 }  // namespace
 
 int main(int, char** arguments) {
   const Toy& toy = kToys.at(arguments[1]);
-  std::vector<int> out(kResults);
-  out.insert(out.end(), {5, 6, 7, 8});
+  std::vector<int> out(kThreads);
   const size_t bytes = out.size() * sizeof(int);
   void* memory = nullptr;
   cudaMalloc(&memory, bytes);
@@ -183,7 +133,6 @@ int main(int, char** arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = toy.blocks;
   config.blockDim = kThreads;
-  config.dynamicSmemBytes = toy.shared_bytes;
   const cudaError_t error = cudaLaunchKernelEx(&config, toy.kernel, static_cast<int*>(memory));
   cudaMemcpy(out.data(), memory, bytes, cudaMemcpyDeviceToHost);
   cudaFree(memory);
@@ -191,5 +140,5 @@ int main(int, char** arguments) {
     std::printf("error: %s\n", cudaGetErrorString(error));
     return 1;
   }
-  for (int i = 0; i < kResults; ++i) std::printf("%d ", out[i]);
+  for (int i = 0; i < kThreads; ++i) std::printf("%d ", out[i]);
 }

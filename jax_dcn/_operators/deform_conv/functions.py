@@ -64,23 +64,10 @@ def deform_conv2d(
     are sharded otherwise are gathered.
 
     Two paths exist. The im2col path takes every call: kernels sample some columns at a time, and XLA multiplies them.
-    The kernels of the fused path sample and multiply without storing the columns. On CUDA they compute the forward and
-    the gradient of weight on tensor cores, where this holds:
-
-    ===========================  ============================================  =========================================
-    condition on                 forward                                       gradient of weight, in addition
-    ===========================  ============================================  =========================================
-    type of x and weight         16 bits, or float32 if precision allows tf32  16 bits
-    type of the result           that of x, or float32                         that of x
-    channels per (offset) group  a multiple of 16 bytes                        one number divides the other
-    output channels per group    an even number                                a multiple of 16 bytes
-    ===========================  ============================================  =========================================
-
-    The default precision allows tf32. On a CPU with AVX2, or of aarch64, fused kernels take most calls in float32,
-    bfloat16 and float16, with all gradients; docs/memory.md lists the conditions. Where both paths are possible, limits
-    of sizes decide, on CUDA by compute capability. `jax_dcn.kernel_plan` says which path a call takes, and why. The
-    workspace of the forward and of all derivatives does not grow with the batch; docs/memory.md says how large it is,
-    and what does grow.
+    The fused path is that of a CPU with AVX2, or of aarch64: its kernels sample and multiply without storing the
+    columns, and take most calls in float32, bfloat16 and float16, with all gradients; docs/memory.md lists the
+    conditions. `jax_dcn.kernel_plan` says which path a call takes, and why. The workspace of the forward and of all
+    derivatives does not grow with the batch; docs/memory.md says how large it is, and what does grow.
 
     Without an offset, it is an ordinary convolution, with all options and derivatives, but without a mask or an im2col
     path. On a CPU, the fused kernels read one pixel where they would interpolate between four, and XLA computes what it
@@ -104,14 +91,14 @@ def deform_conv2d(
       precision: the precision of the matrix products, as in `jax.lax.dot_general`.
       preferred_element_type: the result's type; the common type of x and weight by default. Sums are always accumulated
         in float32 or wider and rounded once. Samples of 16-bit data, times their masks, are rounded to 16 bits before
-        the product, and must be in the range of this type. The fused kernels of a CPU are the exception: they round
-        samples only where they multiply pairs of bfloat16.
+        the product, and must be in the range of this type. The fused kernels are the exception: they round samples
+        only where they multiply pairs of bfloat16.
       deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
         so both values mean the same on CPU and CUDA.
       backend: None for the kernels of the platform that the computation runs on, by the path that is chosen as
         described above; "fused" or "im2col" for the kernels of this path; "reference" for the `jax.numpy` form.
         Compiling raises ValueError where "fused" was passed and the path cannot compute the result or a gradient, as
-        on CUDA those of x, offset and mask.
+        on a GPU.
 
     Coming from torchvision: stride and dilation are called strides and kernel_dilation here. There padding is 0 by
     default, and the number of groups follows from the weight; here it is feature_group_count. The derivatives differ at

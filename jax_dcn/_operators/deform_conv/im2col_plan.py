@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
-from jax_dcn._operators.deform_conv.gpus import UNKNOWN_SMS
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
 from jax_dcn._operators.sampling.primitive import sort_words
 from jax_dcn._primitive import extension
@@ -27,6 +26,7 @@ REFERENCE_DIVISOR = 16  # of two budgets: derivatives of the reference hold up t
 # The most that the samples of a convolution that are sorted at a time on a GPU may take, if they are several images.
 CONVOLUTION_SORT_BYTES = 64 * 2**20
 PRODUCT_TILE = 128  # rows and columns of a product's result that an SM computes at a time
+UNKNOWN_SMS = 128  # of a GPU that is not known, as of exported programs
 
 
 @dataclass(frozen=True)

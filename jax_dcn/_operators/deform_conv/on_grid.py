@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax_dcn._operators.deform_conv import fused, fused_plan
 from jax_dcn._operators.deform_conv.arguments import GridOperands, Operands, Spec, check_grid_operands, in_one_column
 from jax_dcn._operators.deform_conv.convolution import Convolution
-from jax_dcn._operators.deform_conv.fused_plan import FusedCpu
+from jax_dcn._operators.deform_conv.fused_plan import Fused
 from jax_dcn._operators.deform_conv.on_grid_forms import CONVOLUTION, PRODUCT, SHIFTS, Form, convolution, wrapped
 from jax_dcn._operators.deform_conv.plan import fast_reason, lacking_instructions, path_of, unsupported_reason
 from jax_dcn._operators.deform_conv.problem import Problem
@@ -109,9 +109,9 @@ def _plans(computations: Sequence[str], problem: Problem, all_reduced: Collectio
         else:
             plans[name] = ComputationPlan(name, "xla", reason, choices=form)
     if "forward" in fused_reasons:
-        plans["forward"] = fused_plan.cpu_forward(problem, fused_reasons["forward"])
+        plans["forward"] = fused_plan.forward(problem, fused_reasons["forward"])
     elif fused_reasons:
-        plans |= fused_plan.cpu_gradients(fused_reasons, problem)
+        plans |= fused_plan.gradients(fused_reasons, problem)
     return plans
 
 
@@ -167,8 +167,8 @@ def _as_deformable(operands: GridOperands[jax.Array], spec: Spec) -> Convolution
 
 def _forward(plans: Plans, operands: GridOperands[jax.Array], *, spec: Spec) -> jax.Array:
     match plans["forward"].choices:
-        case FusedCpu() as choices:
-            y = fused.cpu_forward(_as_deformable(operands, spec), choices)
+        case Fused() as choices:
+            y = fused.forward(_as_deformable(operands, spec), choices)
             return y.squeeze(-2) if spec.dims == 1 else y
         case Form() as form:
             x, weight, bias = operands
@@ -198,7 +198,7 @@ def _cotangent(plans: Plans, operands: GridOperands[jax.Array], ct: jax.Array, *
     out: Arrays = {}
     for choices, names in by_choices(plans).items():
         match choices:
-            case FusedCpu():
+            case Fused():
                 out |= _fused_cotangents(operands, ct, names, spec, choices)
             case Form():
                 out |= _cotangents_by_form(choices, operands, widened(ct), names, spec)
@@ -210,10 +210,10 @@ def _cotangent(plans: Plans, operands: GridOperands[jax.Array], ct: jax.Array, *
 
 
 def _fused_cotangents(
-    operands: GridOperands[jax.Array], ct: jax.Array, names: Sequence[str], spec: Spec, choices: FusedCpu
+    operands: GridOperands[jax.Array], ct: jax.Array, names: Sequence[str], spec: Spec, choices: Fused
 ) -> Arrays:
     of_images = jnp.expand_dims(ct, -2) if spec.dims == 1 else ct
-    out = fused.cpu_cotangents(_as_deformable(operands, spec), of_images, names, choices)
+    out = fused.cotangents(_as_deformable(operands, spec), of_images, names, choices)
     return {name: array.reshape(getattr(operands, name).shape) for name, array in out.items()}
 
 

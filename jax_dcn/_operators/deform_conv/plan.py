@@ -1,12 +1,11 @@
 """Decides how a convolution and its derivatives are computed: the path of each computation, and why.
 
-Lowering and `kernel_plan` both ask `plan`. `gpus` has the sizes from which a fused CUDA kernel is faster. `fused_plan`
-and `im2col_plan` make the plans of a path with all its parameters, which the executors `fused` and `im2col` follow.
+Lowering and `kernel_plan` both ask `plan`. `fused_plan` and `im2col_plan` make the plans of a path with all its
+parameters, which the executors `fused` and `im2col` follow.
 """
 
 import math
 import os
-import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from jax import lax
 
 from jax_dcn._operators.deform_conv import fused_plan, im2col_plan
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
-from jax_dcn._operators.deform_conv.gpus import SMALL, SMALL_PIXELS, Gpu, gpu_of
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
@@ -24,7 +22,7 @@ from jax_dcn._types import Shaped
 LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
 
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
-# The fused path of a CPU is faster than im2col from these limits on: benchmarks/cpu_limits.py measures both sides.
+# The fused path is faster than im2col from these limits on: benchmarks/cpu_limits.py measures both sides.
 MIN_GROUP_CHANNELS = 4 if INSTRUCTIONS == "avx2" else 8  # with fewer in a feature group, most lanes are empty
 MAX_PIXEL_SAMPLES = 768  # taps times offset groups: a thread keeps the locations of all samples of a tile
 
@@ -58,11 +56,8 @@ def sample_bytes(operands: Operands[Shaped], spec: Spec) -> int:
 
 def _forward(problem: Problem) -> ComputationPlan:
     path, reason = path_of("forward", problem)
-    if path == "im2col":
-        return im2col_plan.forward(problem, reason)
-    if problem.target.platform == "cpu":
-        return fused_plan.cpu_forward(problem, reason)
-    return fused_plan.cuda_forward(problem, reason)
+    forward = fused_plan.forward if path == "fused" else im2col_plan.forward
+    return forward(problem, reason)
 
 
 def _tangent(active: Collection[str], problem: Problem) -> Plans:
@@ -76,24 +71,21 @@ def _tangent(active: Collection[str], problem: Problem) -> Plans:
 
 
 def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem: Problem) -> Plans:
-    platform, narrow = problem.target.platform, problem.x.dtype.itemsize == 2
-    # The fused kernels of a CPU would round the cotangent of x before its sum over devices.
-    rounds_early = platform == "cpu" and narrow and problem.spec.path is None and "x" in all_reduced
+    # The fused kernels would round the cotangent of x before its sum over devices.
+    rounds_early = problem.x.dtype.itemsize == 2 and problem.spec.path is None and "x" in all_reduced
     reasons: dict[str, dict[str, str]] = {"im2col": {}, "fused": {}}
     for name in requested:
         if name == "bias":
             continue
         path, reason = path_of(name, problem)
-        if name == "x" and rounds_early:
+        if path == "fused" and name == "x" and rounds_early:
             path, reason = "im2col", "its sum over devices is rounded once"
         reasons[path][name] = reason
     plans: Plans = {}
     if reasons["im2col"]:
         plans |= im2col_plan.gradients(reasons["im2col"], all_reduced, problem)
-    if reasons["fused"] and platform == "cpu":
-        plans |= fused_plan.cpu_gradients(reasons["fused"], problem)
-    elif reasons["fused"]:
-        plans["weight"] = fused_plan.cuda_weight(problem, reasons["fused"]["weight"])
+    if reasons["fused"]:
+        plans |= fused_plan.gradients(reasons["fused"], problem)
     if "bias" in requested:
         reason = "it is a sum over the cotangent of the result, which needs no kernel"
         plans["bias"] = ComputationPlan("bias", "xla", reason)
@@ -114,45 +106,28 @@ def path_of(computation: str, problem: Problem) -> tuple[str, str]:
         return spec.path, f"backend={spec.path!r} was passed"
     if unsupported:
         return "im2col", unsupported
-    if problem.target.platform == "cuda":
-        return _cuda_path(computation, problem, gpu_of(problem.target.compute_capability))
     slow = _slow_reason(problem)
     return ("im2col", slow) if slow else ("fused", fast_reason())
-
-
-def _cuda_path(computation: str, problem: Problem, gpu: Gpu) -> tuple[str, str]:
-    """The path that the GPU's row says is faster. A symbolic number of pixels counts as many."""
-    is_forward, pixels = computation == "forward", math.prod(problem.offset.shape[:-1])
-    pixels = pixels if isinstance(pixels, int) else sys.maxsize
-    fused_from = gpu.forward if is_forward else gpu.weight
-    if problem.segment_channels >= fused_from.channels and pixels >= fused_from.pixels:
-        return "fused", gpu.why
-    if is_forward and pixels <= SMALL_PIXELS and math.prod(problem.weight.shape[:-1]) <= gpu.small_k:
-        return "fused", SMALL
-    return "im2col", gpu.why
 
 
 def unsupported_reason(computation: str, problem: Problem) -> str:
     """Why the fused kernels cannot do it, or an empty string: the rules are in C++."""
     x, offset, weight, spec, target, _ = problem
+    if target.platform != "cpu":
+        return "the fused kernels run on CPUs only"
     if spec.dims == 3:
         return "the fused kernels support two spatial axes only"
-    offset_groups, taps = problem.groups_and_taps
+    _, taps = problem.groups_and_taps
     both = spec.precision if isinstance(spec.precision, tuple) else (spec.precision,)
-    tf32 = spec.precision == lax.DotAlgorithmPreset.TF32_TF32_F32
+    is_algorithm = not all(one is None or isinstance(one, lax.Precision) for one in both)
     reason: str = extension.modules["cpu"].fused_unsupported(
-        platform=target.platform,
-        computation=computation,
+        is_forward=computation == "forward",
         dtype=jnp.dtype(x.dtype).name,
         y_dtype=jnp.dtype(spec.dtype).name,
         x=_for_rules(x.shape),
         y=_for_rules((*offset.shape[1:3], weight.shape[-1])),
-        taps_and_groups=_for_rules((taps, spec.feature_group_count, offset_groups)),
-        precision=(
-            ", ".join(str(getattr(one, "name", one)) for one in both),
-            tf32 or all(one in (None, lax.Precision.DEFAULT) for one in both),
-            not all(one is None or isinstance(one, lax.Precision) for one in both),
-        ),
+        taps=min(taps, 2**62),
+        algorithm=", ".join(str(getattr(one, "name", one)) for one in both) if is_algorithm else "",
     )
     return reason
 
@@ -163,7 +138,7 @@ def _for_rules(sizes: Sequence[Any]) -> list[int]:
 
 
 def _slow_reason(problem: Problem) -> str:
-    """What makes the fused path of a CPU slower than im2col, or an empty string."""
+    """What makes the fused path slower than im2col, or an empty string."""
     _, _, weight, spec, *_ = problem
     if lacking := lacking_instructions():
         return lacking
@@ -176,12 +151,12 @@ def _slow_reason(problem: Problem) -> str:
 
 
 def fast_reason() -> str:
-    """Why the fused kernels of a CPU are fast, where they are."""
+    """Why the fused kernels are fast, where they are."""
     return f"the processor has {INSTRUCTIONS}"
 
 
 def lacking_instructions() -> str:
-    """Why the fused kernels of a CPU are the portable ones, which are slow; empty where they are not."""
+    """Why the fused kernels are the portable ones, which are slow; empty where they are not."""
     if INSTRUCTIONS != "portable":
         return ""
     if not extension.modules["cpu"].has_x86_kernels:

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jax_dcn._operators.deform_conv import fused, im2col, im2col_plan, plan
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec, check_operands
 from jax_dcn._operators.deform_conv.convolution import Convolution
-from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward, FusedCudaWeight
+from jax_dcn._operators.deform_conv.fused_plan import Fused
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES, groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import Im2col
 from jax_dcn._operators.deform_conv.reference import reference
@@ -95,10 +95,8 @@ def _cotangent_by_kernels(
         match choices:
             case Im2col():
                 out |= im2col.cotangents(convolution, ct, names, choices)
-            case FusedCpu():
-                out |= fused.cpu_cotangents(convolution, ct, names, choices)
-            case FusedCudaWeight():
-                out["weight"] = fused.cuda_weight_cotangent(convolution, ct, choices)
+            case Fused():
+                out |= fused.cotangents(convolution, ct, names, choices)
             case None if names == ["bias"]:
                 out["bias"] = ct.sum(range(ct.ndim - 1), dtype=operands.offset.dtype)
             case _:
@@ -108,10 +106,8 @@ def _cotangent_by_kernels(
 
 def _forward(convolution: Convolution, planned: ComputationPlan, fill: float) -> jax.Array:
     match planned.choices:
-        case FusedCpu() as choices:
-            return fused.cpu_forward(convolution, choices)
-        case FusedCudaForward() as choices:
-            return fused.cuda_forward(convolution, choices)
+        case Fused() as choices:
+            return fused.forward(convolution, choices)
         case Im2col() as choices:
             return im2col.forward(convolution, choices, fill)
     raise TypeError(f"no executor takes {planned.choices}")

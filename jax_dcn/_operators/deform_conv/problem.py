@@ -34,12 +34,6 @@ class Problem(NamedTuple):
         return max(offset_groups, 1), taps
 
     @property
-    def segment_channels(self) -> int:
-        """The channels that share one feature group and one offset group, where such runs are equally long."""
-        offset_groups, _ = self.groups_and_taps
-        return self.x.shape[-1] // max(self.spec.feature_group_count, offset_groups)
-
-    @property
     def group_features(self) -> int:
         features: int = self.weight.shape[-1]
         return features // self.spec.feature_group_count

@@ -11,9 +11,9 @@ namespace ptx {
 
 // Those that act on each lane by itself, and access no memory.
 bool DecodeLaneInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
-// Loads, stores, asynchronous copies and ldmatrix.
+// Loads and stores.
 bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
-// The other ones that lanes execute together: mma, shuffles, votes and barriers of a warp.
+// The other ones that lanes execute together: shuffles, votes and barriers of a warp.
 bool DecodeWarpInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
 
 inline bool Has(Lanes lanes, int lane) { return lanes >> lane & 1; }

@@ -45,7 +45,7 @@ Launch::Launch(Module& module, const Kernel& kernel, const GridShape& grid, void
       grid_(grid),
       options_(options),
       parameters_(kernel.parameter_bytes),
-      shared_(kernel.dynamic_shared_start() + grid.dynamic_shared_bytes),
+      shared_(kernel.guarded_shared_bytes()),
       shared_cells_(shared_.size() / kGranule + 1),
       random_(options.seed * 0x9e3779b97f4a7c15 + 1) {
   for (size_t i = 0; i < kernel.parameters.size(); ++i) {
@@ -55,7 +55,7 @@ Launch::Launch(Module& module, const Kernel& kernel, const GridShape& grid, void
   AddGuards();
 }
 
-// Forbids accesses to shared memory between variables.
+// Forbids accesses to shared memory outside variables.
 void Launch::AddGuards() {
   uint32_t end = 0;
   for (const auto& [start, bytes] : kernel_.shared_variables) {
@@ -63,8 +63,7 @@ void Launch::AddGuards() {
               Cell::Guard());
     end = start + bytes;
   }
-  std::fill(shared_cells_.begin() + (end + kGranule - 1) / kGranule,
-            shared_cells_.begin() + kernel_.dynamic_shared_start() / kGranule, Cell::Guard());
+  std::fill(shared_cells_.begin() + (end + kGranule - 1) / kGranule, shared_cells_.end(), Cell::Guard());
 }
 
 uint64_t Launch::Random() {  // xorshift64
@@ -149,7 +148,7 @@ void Launch::RunBlock(uint32_t block) {
   std::iota(order.begin(), order.end(), 0);
   while (true) {
     for (uint32_t w = num_warps; w > 1; --w) std::swap(order[w - 1], order[Random() % w]);
-    std::vector<Warp*> waiting;
+    std::vector<const Warp*> waiting;
     for (const uint32_t w : order) {
       if (RunWarp(*warps[w])) waiting.push_back(warps[w].get());
     }
@@ -166,7 +165,6 @@ void Launch::RunBlock(uint32_t block) {
       }
     }
     epochs_.current = NextEpoch();
-    for (Warp* warp : waiting) MoveCopies(*warp);
   }
 }
 
@@ -220,15 +218,7 @@ bool Launch::RunWarp(Warp& warp) {
 }
 
 void Launch::CheckCollective(Warp& warp, const Instruction& instruction, Lanes lanes) const {
-  if (instruction.members < 0 && lanes != kAllLanes) {
-    Fail(warp, instruction, FirstLane(~lanes), "needs all 32 lanes of the warp, and has " + Hex(lanes));
-  }
-  if (instruction.is_aligned && warp.diverged_at >= 0) {
-    Fail(warp, instruction, 0,
-         "needs a warp that has converged, but its lanes parted at PTX line " +
-             std::to_string(kernel_.code[size_t(warp.diverged_at)].ptx_line) + ", and no barrier joined them since");
-  }
-  for (int lane = 0; instruction.members >= 0 && lane < kLanes; ++lane) {
+  for (int lane = 0; lane < kLanes; ++lane) {
     if (!Has(lanes, lane)) continue;
     const Lanes members = warp.At<Lanes>(Place(instruction.members))[lane];
     if (members != lanes) {
@@ -261,7 +251,7 @@ void Launch::RunGroup(Warp& warp, Warp::Group group, uint32_t limit) {
         Fail(warp, instruction, FirstLane(group.lanes & ~lanes), "is skipped by a lane's guard");
     }
     ++instructions_;
-    const uint32_t at = group.at++;
+    ++group.at;
     switch (instruction.control) {
       case Control::kNext:
         if (lanes) instruction.execute(warp, instruction, lanes);
@@ -272,16 +262,10 @@ void Launch::RunGroup(Warp& warp, Warp::Group group, uint32_t limit) {
         } else if (lanes) {
           warp.groups.push_back({uint32_t(instruction.target), lanes});
           group.lanes &= ~lanes;
-          warp.diverged_at = int32_t(at);
           is_split = true;
         }
         break;
       case Control::kExit:
-        for (int lane = 0; lane < kLanes; ++lane) {
-          if (Has(lanes, lane) && !warp.copies[lane].empty()) {
-            Fail(warp, instruction, lane, "ends a thread whose asynchronous copies were not waited for");
-          }
-        }
         warp.alive &= ~lanes;
         group.lanes &= ~lanes;
         if (!group.lanes) return;
@@ -291,7 +275,6 @@ void Launch::RunGroup(Warp& warp, Warp::Group group, uint32_t limit) {
         instruction.execute(warp, instruction, lanes);
         break;
       case Control::kBlockBarrier:
-        warp.diverged_at = -1;
         warp.is_at_barrier = true;
         warp.groups.push_back(group);
         return;
@@ -313,7 +296,7 @@ const char* Launch::CheckGlobal(Warp& warp, Access access, uint64_t address, uin
   }
   Allocation& allocation = *last_allocation_;
   if (allocation.is_read_only) {
-    return IsRead(access) ? nullptr : "writes an operand, at";
+    return access == Access::kWrite ? "writes an operand, at" : nullptr;
   }
   if (!options_.checks_races || allocation.cells.empty()) return nullptr;
   const uint64_t first = (address - allocation.base) / kGranule;
@@ -354,33 +337,6 @@ void Launch::CheckAccess(Warp& warp, const Instruction& instruction, Lanes lanes
       if (error) fail(std::string(error) + ", at shared");
     }
   }
-}
-
-// The data of a copy may arrive at once, at a later barrier, or as late as the thread waits for it.
-void Launch::AddCopy(Warp& warp, int lane, const AsyncCopy& copy) {
-  if (Random() % 2) std::memcpy(&shared_[copy.target], copy.data, sizeof copy.data);
-  warp.copies[lane].push_back(copy);
-}
-
-void Launch::MoveCopies(Warp& warp) {
-  for (const std::vector<AsyncCopy>& copies : warp.copies) {
-    for (const AsyncCopy& copy : copies) {
-      if (Random() % 2) std::memcpy(&shared_[copy.target], copy.data, sizeof copy.data);
-    }
-  }
-}
-
-void Launch::CompleteCopies(Warp& warp, int lane, uint32_t pending) {
-  std::vector<AsyncCopy>& copies = warp.copies[lane];
-  const auto is_complete = [&](const AsyncCopy& copy) { return copy.group + pending < warp.copy_groups[lane]; };
-  for (const AsyncCopy& copy : copies) {
-    if (!is_complete(copy)) continue;
-    std::memcpy(&shared_[copy.target], copy.data, sizeof copy.data);
-    for (uint32_t i = 0; options_.checks_races && i < sizeof copy.data / kGranule; ++i) {
-      shared_cells_[copy.target / kGranule + i].CompleteAsyncWrite(warp.AccessorOf(lane), epochs_);
-    }
-  }
-  copies.erase(std::remove_if(copies.begin(), copies.end(), is_complete), copies.end());
 }
 
 }  // namespace ptx

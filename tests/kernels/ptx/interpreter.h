@@ -16,7 +16,7 @@
 namespace ptx {
 
 // An access out of bounds or misaligned; a read of memory that was not written; a race; a barrier, or another
-// collective instruction, that some of its lanes never reach; an asynchronous copy that is not waited for.
+// collective instruction, that some of its lanes never reach.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -27,11 +27,11 @@ constexpr uint64_t kCudaVersion = 13010;  // CUDA 13.1: the DCN_CUDA_VERSION of 
 struct Options {
   uint64_t checks_races = 1;  // races and reads of memory that was not written; all other faults are always reported
   uint64_t records_launches = 0;   // a program ends with the records of its launches
-  uint64_t seed = 1;               // of the order of blocks and warps, and of when asynchronous copies arrive
+  uint64_t seed = 1;               // of the order of blocks and warps
   uint64_t runs_blocks = 1;        // else launches are only recorded
   uint64_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
   uint64_t only_last_block = 0;    // only the last block of a launch runs, to test large operands
-  uint64_t max_shared_bytes = 227 << 10, sms = 132;
+  uint64_t sms = 132;
   uint64_t requires_loading = 0;  // of kernels, before they are launched
   uint64_t lists_unused = 0;      // the program ends with the names of the kernels that it did not use
   // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's
@@ -44,16 +44,9 @@ struct Options {
 struct GridShape {
   uint32_t blocks[3];
   uint32_t threads;  // per block, in one dimension
-  uint32_t dynamic_shared_bytes;
 };
 
 class Launch;
-
-struct AsyncCopy {
-  uint32_t target;  // in shared memory
-  uint32_t group;   // the number of the thread's copy groups that were committed before it
-  uint8_t data[16];
-};
 
 class Warp {
  public:
@@ -82,9 +75,6 @@ class Warp {
   std::vector<Group> groups;
   uint16_t barriers = 0;       // bar.warp.sync that all lanes passed
   bool is_at_barrier = false;  // of the block
-  int32_t diverged_at = -1;    // the branch where lanes parted, since the last barrier of the warp or block
-  std::vector<AsyncCopy> copies[kLanes];
-  uint32_t copy_groups[kLanes] = {};
 };
 
 // One launch of a kernel.
@@ -98,25 +88,21 @@ class Launch {
   const Kernel& kernel() const { return kernel_; }
   const GridShape& grid() const { return grid_; }
   uint64_t instructions() const { return instructions_; }  // that warps executed
-  uint64_t Random();
 
   // For the instructions. Checks an access of `lanes`, `bytes` each. Addresses are those of the process in global
   // memory, and offsets in the other spaces.
   void CheckAccess(Warp&, const Instruction&, Lanes, Space, Access, const uint64_t (&addresses)[kLanes],
                    uint32_t bytes);
   uint8_t* Memory(Space space);
-  void AddCopy(Warp&, int lane, const AsyncCopy&);
-  // Completes the copies of a lane, all but those of its last `pending` groups.
-  void CompleteCopies(Warp&, int lane, uint32_t pending);
   [[noreturn]] void Fail(const Warp&, const Instruction&, int lane, const std::string& what) const;
 
  private:
+  uint64_t Random();
   void RunBlock(uint32_t block);
   void AddGuards();
   // Runs until the warp waits for the block's barrier; returns false if it has ended instead.
   bool RunWarp(Warp&);
   void RunGroup(Warp&, Warp::Group, uint32_t limit);
-  void MoveCopies(Warp&);
   Lanes ReadyLanes(Warp&, const Instruction&, Lanes, Lanes* absent) const;
   void CheckCollective(Warp&, const Instruction&, Lanes) const;
   void InitializeRegisters(Warp&, const uint32_t (&block)[3]);

@@ -256,12 +256,6 @@ Table MakeTable() {
   table.Add<float, uint16_t>("cvt.f32.bf16", [](uint16_t a) { return FromBF16(a); });
   table.Add<uint16_t, float>("cvt.rn.f16.f32", [](float a) { return ToF16(a); });
   table.Add<uint16_t, float>("cvt.rn.bf16.f32", [](float a) { return ToBF16(a); });
-  // The first operand becomes the upper half.
-  table.Add<uint32_t, float, float>("cvt.rn.f16x2.f32",
-                                    [](float a, float b) { return uint32_t(ToF16(a)) << 16 | ToF16(b); });
-  table.Add<uint32_t, float, float>("cvt.rn.bf16x2.f32",
-                                    [](float a, float b) { return uint32_t(ToBF16(a)) << 16 | ToBF16(b); });
-  table.Add<uint32_t, float>("cvt.rna.tf32.f32", [](float a) { return ToTf32(a); });
   table.Add<uint64_t, uint64_t>("cvta.to.global.u64", [](uint64_t a) { return a; });
   return table;
 }

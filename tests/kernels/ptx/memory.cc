@@ -63,25 +63,22 @@ const char* Cell::CheckWrite(Accessor accessor, const Epochs& epochs) const {
   return nullptr;
 }
 
-void Cell::RecordWrite(Access access, Accessor accessor, const Epochs& epochs) {
+void Cell::RecordWrite(Accessor accessor, const Epochs& epochs) {
   write_epoch_ = epochs.current;
   write_warp_barriers_ = accessor.warp_barriers;
-  writer_ = accessor.thread | (access == Access::kAsyncWrite ? kIsInFlight : 0);
+  writer_ = accessor.thread;
 }
 
 const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used) {
-  if (write_epoch_ >= epochs.block && writer_ & (kIsInFlight | kIsGuard)) {
-    return writer_ & kIsGuard ? "is out of bounds of its variable"
-                              : "is at the target of a copy that was not waited for";
-  }
-  if (IsRead(access)) {
+  if (writer_ & kIsGuard) return "is out of bounds of its variable";
+  if (access != Access::kWrite) {
     if (write_epoch_ < since && is_used) return "reads memory that was not written";
     const char* error = CheckRead(access == Access::kConstantRead, accessor, epochs);
     if (!error) RecordRead(accessor, epochs);
     return error;
   }
   if (const char* error = CheckWrite(accessor, epochs)) return error;
-  RecordWrite(access, accessor, epochs);
+  RecordWrite(accessor, epochs);
   return nullptr;
 }
 
@@ -89,12 +86,6 @@ Cell Cell::Guard() {
   Cell cell(~uint32_t{0});
   cell.writer_ = kIsGuard;
   return cell;
-}
-
-void Cell::CompleteAsyncWrite(Accessor accessor, const Epochs& epochs) {
-  writer_ = accessor.thread;
-  write_epoch_ = epochs.current;
-  write_warp_barriers_ = accessor.warp_barriers;
 }
 
 void AddAllocation(const void* base, size_t bytes, bool is_read_only, bool has_cells) {

@@ -12,14 +12,8 @@ constexpr uint32_t kGranule = 2;  // bytes that a cell describes
 enum class Access : uint8_t {
   kRead,
   kConstantRead,  // ld.global.nc, whose memory must not change during the launch
-  kWrite,
-  kAsyncRead,  // the source of an asynchronous copy
-  kAsyncWrite  // the target of an asynchronous copy, until the thread waits for it
+  kWrite
 };
-
-inline bool IsRead(Access access) {
-  return access == Access::kRead || access == Access::kConstantRead || access == Access::kAsyncRead;
-}
 
 // Time, as far as it orders accesses. All epochs are unique: a block barrier, a block and a launch each begin a new
 // one.
@@ -43,14 +37,13 @@ class Cell {
   const char* Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used);
   void RecordHostWrite(bool is_written) { *this = Cell(is_written ? kHostEpoch : 0); }
   static Cell Guard();  // of memory that no access may touch
-  void CompleteAsyncWrite(Accessor accessor, const Epochs& epochs);
 
   Cell() = default;
 
  private:
   static constexpr uint32_t kThread = 0xffff, kWarpSize = 32;
   static constexpr uint32_t kOtherLanes = 1 << 16, kOtherWarps = 1 << 17, kOtherBlocks = 1 << 18;  // also read it
-  static constexpr uint32_t kIsInFlight = 1 << 19, kIsGuard = 1 << 20;  // the writer is an asynchronous copy, or none
+  static constexpr uint32_t kIsGuard = 1 << 19;                                                    // there is no writer
 
   explicit Cell(uint32_t write_epoch) : write_epoch_(write_epoch) {}
 
@@ -58,7 +51,7 @@ class Cell {
   const char* CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const;
   void RecordRead(Accessor accessor, const Epochs& epochs);
   const char* CheckWrite(Accessor accessor, const Epochs& epochs) const;
-  void RecordWrite(Access access, Accessor accessor, const Epochs& epochs);
+  void RecordWrite(Accessor accessor, const Epochs& epochs);
 
   uint32_t write_epoch_ = 0, writer_ = 0;  // epoch 0: not written
   uint32_t read_epoch_ = 0, reader_ = 0;

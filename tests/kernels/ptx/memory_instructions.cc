@@ -1,5 +1,4 @@
-// Loads, stores, asynchronous copies and ldmatrix. Operand 4 is the address; operands 0 to 3 are what is
-// loaded or stored.
+// Loads and stores. Operand 4 is the address; operands 0 to 3 are what is loaded or stored.
 #include <algorithm>
 #include <cstring>
 
@@ -11,20 +10,15 @@ namespace {
 
 constexpr int kAddress = 4;
 
-void GetAddresses(Warp& warp, const Instruction& instruction, int operand, uint32_t bytes,
-                  uint64_t (&addresses)[kLanes]) {
-  const Place place = instruction.operands[operand];
-  for (int lane = 0; lane < kLanes; ++lane) {
-    addresses[lane] = bytes == 8 ? warp.At<uint64_t>(place)[lane] : warp.At<uint32_t>(place)[lane];
-    if (operand == kAddress) addresses[lane] += uint64_t(int64_t(instruction.displacement));
-  }
-}
-
 // Element is the type in memory, Register the one in the register file.
 template <bool kIsLoad, typename Element, typename Register>
 void LoadOrStore(Warp& warp, const Instruction& instruction, Lanes lanes) {
   uint64_t addresses[kLanes];
-  GetAddresses(warp, instruction, kAddress, instruction.address_bytes, addresses);
+  const Place place = instruction.operands[kAddress];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    addresses[lane] = instruction.address_bytes == 8 ? warp.At<uint64_t>(place)[lane] : warp.At<uint32_t>(place)[lane];
+    addresses[lane] += uint64_t(int64_t(instruction.displacement));
+  }
   warp.launch.CheckAccess(warp, instruction, lanes, instruction.space, instruction.access, addresses,
                           sizeof(Element) * instruction.count);
   uint8_t* memory = warp.launch.Memory(instruction.space);
@@ -37,67 +31,6 @@ void LoadOrStore(Warp& warp, const Instruction& instruction, Lanes lanes) {
       kIsLoad ? std::memcpy(&moved, element, sizeof moved) : std::memcpy(element, &moved, sizeof moved);
       if (kIsLoad) value = Register(moved);
     }
-  }
-}
-
-// cp.async [target], [source], 16, count: reads `count` bytes, and fills the rest with zeros. Operands 5 and 6 are the
-// source and the count.
-void CopyAsync(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  constexpr uint32_t kCopyBytes = sizeof AsyncCopy::data;
-  uint64_t targets[kLanes], sources[kLanes];
-  GetAddresses(warp, instruction, kAddress, sizeof(uint32_t), targets);
-  GetAddresses(warp, instruction, kAddress + 1, sizeof(uint64_t), sources);
-  Launch& launch = warp.launch;
-  launch.CheckAccess(warp, instruction, lanes, Space::kShared, Access::kAsyncWrite, targets, kCopyBytes);
-  const uint32_t* counts = warp.At<uint32_t>(instruction.operands[kAddress + 2]);
-  Lanes reading = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (!Has(lanes, lane)) continue;
-    if (counts[lane] != 0 && counts[lane] != kCopyBytes) {
-      launch.Fail(warp, instruction, lane, "copies " + std::to_string(counts[lane]) + " of 16 bytes");
-    }
-    if (counts[lane]) reading |= Lanes{1} << lane;
-  }
-  launch.CheckAccess(warp, instruction, reading, Space::kGlobal, Access::kAsyncRead, sources, kCopyBytes);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (!Has(lanes, lane)) continue;
-    AsyncCopy copy = {uint32_t(targets[lane]), warp.copy_groups[lane], {}};
-    if (Has(reading, lane)) std::memcpy(copy.data, reinterpret_cast<const uint8_t*>(sources[lane]), kCopyBytes);
-    launch.AddCopy(warp, lane, copy);
-  }
-}
-
-template <bool kCommits, bool kWaits>
-void CommitAndWait(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (!Has(lanes, lane)) continue;
-    if (kCommits) ++warp.copy_groups[lane];
-    if (kWaits) warp.launch.CompleteCopies(warp, lane, warp.At<uint32_t>(instruction.operands[0])[lane]);
-  }
-}
-
-// Operands 0 to 3 receive the four matrices; lanes 8i to 8i + 7 have the addresses of the rows of matrix i.
-template <bool kIsTransposed>
-void Ldmatrix(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  constexpr int kRows = 8, kRowBytes = 16;
-  uint64_t addresses[kLanes];
-  GetAddresses(warp, instruction, kAddress, sizeof(uint32_t), addresses);
-  warp.launch.CheckAccess(warp, instruction, lanes, Space::kShared, Access::kRead, addresses, kRowBytes);
-  const uint8_t* memory = warp.launch.Memory(Space::kShared);
-  uint32_t words[4][kLanes];
-  for (int matrix = 0; matrix < 4; ++matrix) {
-    uint16_t elements[kRows][kRows];
-    for (int row = 0; row < kRows; ++row)
-      std::memcpy(elements[row], memory + addresses[matrix * kRows + row], kRowBytes);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const int i = lane / 4, j = lane % 4 * 2;
-      const uint32_t low = kIsTransposed ? elements[j][i] : elements[i][j];
-      const uint32_t high = kIsTransposed ? elements[j + 1][i] : elements[i][j + 1];
-      words[matrix][lane] = low | high << 16;
-    }
-  }
-  for (int matrix = 0; matrix < 4; ++matrix) {
-    std::memcpy(warp.At<uint32_t>(instruction.operands[matrix]), words[matrix], sizeof words[matrix]);
   }
 }
 
@@ -173,51 +106,16 @@ bool DecodeLoadOrStore(const std::vector<std::string>& words, const std::vector<
   return out->execute != nullptr;
 }
 
-bool DecodeCopy(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
-                Instruction* out) {
-  bool ok = true;
-  if (opcode == "cp.async.cg.shared.global") {
-    if (operands.size() != 4 || operands[1].kind != Operand::kAddress || operands[2].bits != 16) return false;
-    out->execute = CopyAsync;
-    out->operands[kAddress + 1] = PlaceOf(operands[1].elements[0], 8, registers, &ok);
-    out->operands[kAddress + 2] = PlaceOf(operands[3], 4, registers, &ok);
-    return DecodeAddress(operands[0], 4, registers, out) == 4 && ok && operands[1].displacement == 0;
-  }
-  out->operands[0] = registers.AddConstant(operands.empty() ? 0 : operands[0].bits, 4);
-  out->execute = opcode == "cp.async.wait_all"       ? CommitAndWait<true, true>
-                 : opcode == "cp.async.wait_group"   ? CommitAndWait<false, true>
-                 : opcode == "cp.async.commit_group" ? CommitAndWait<true, false>
-                                                     : nullptr;
-  return out->execute != nullptr;
-}
-
-bool DecodeLdmatrix(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
-                    Instruction* out) {
-  const bool is_transposed = opcode == "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16";
-  if (!is_transposed && opcode != "ldmatrix.sync.aligned.m8n8.x4.shared.b16") return false;
-  if (operands.size() != 2 || operands[0].elements.size() != 4) return false;
-  bool ok = true;
-  for (int i = 0; i < 4; ++i) out->operands[i] = PlaceOf(operands[0].elements[size_t(i)], 4, registers, &ok);
-  out->control = Control::kCollective;
-  out->is_aligned = true;
-  out->execute = is_transposed ? Ldmatrix<true> : Ldmatrix<false>;
-  return DecodeAddress(operands[1], 4, registers, out) == 4 && ok;
-}
-
 }  // namespace
 
 bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
                              Instruction* out) {
   std::vector<std::string> words = Words(opcode);
-  if (words[0] == "ld" || words[0] == "st") {
-    const std::string& space = words[1];
-    // The kernels have no pointers to shared memory, so generic addresses are global ones.
-    const bool is_generic = space != "global" && space != "shared" && space != "param";
-    if (is_generic) words.insert(words.begin() + 1, "global");
-    return DecodeLoadOrStore(words, operands, registers, out);
-  }
-  if (words[0] == "cp") return DecodeCopy(opcode, operands, registers, out);
-  return DecodeLdmatrix(opcode, operands, registers, out);
+  const std::string& space = words[1];
+  // The kernels have no pointers to shared memory, so generic addresses are global ones.
+  const bool is_generic = space != "global" && space != "shared" && space != "param";
+  if (is_generic) words.insert(words.begin() + 1, "global");
+  return DecodeLoadOrStore(words, operands, registers, out);
 }
 
 }  // namespace ptx

@@ -49,16 +49,6 @@ inline uint16_t ToF16(float value) {
   return bits;
 }
 
-// cvt.rna.tf32: to the nearest, ties away from zero.
-inline uint32_t ToTf32(float value) {
-  if (value != value) return 0x7fffffff;
-  const uint32_t bits = ToBits(value);
-  return std::isinf(value) ? bits : (bits + 0x1000) & ~uint32_t{0x1fff};
-}
-
-// Tensor cores ignore the 13 low bits of a tf32 operand.
-inline float FromTf32(uint32_t bits) { return FromBits<float>(bits & ~uint32_t{0x1fff}); }
-
 // A float is converted to the nearest integer of its range. NaN becomes 0, or only the highest bit if source or target
 // have 64 bits.
 template <typename I, typename T>

@@ -48,15 +48,11 @@ uint32_t BytesOfType(std::string_view type) {  // such as ".b32"
 
 uint32_t RoundUp(uint32_t value, uint32_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-constexpr uint64_t kDynamicShared = uint64_t{1} << 32;  // marks the symbol until the size of static memory is known
-
 // Parses one kernel, from its name on.
 class KernelParser {
  public:
-  KernelParser(const Module& module, const std::map<uint32_t, std::string>& files, std::vector<Token> tokens,
-               const std::vector<std::string>& dynamic_shared)
+  KernelParser(const Module& module, const std::map<uint32_t, std::string>& files, std::vector<Token> tokens)
       : module_(module), files_(files), tokens_(std::move(tokens)) {
-    for (const std::string& name : dynamic_shared) symbols_[name] = kDynamicShared;
     kernel_.locations.push_back("");
   }
 
@@ -188,11 +184,11 @@ class KernelParser {
   void ParseShared() {
     const Variable variable = ParseVariable();
     Expect(";");
-    const uint32_t offset = RoundUp(kernel_.static_shared_bytes, variable.alignment);
+    const uint32_t offset = RoundUp(kernel_.shared_bytes, variable.alignment);
     const uint32_t guarded = offset + uint32_t(kernel_.shared_variables.size()) * kGuardBytes;
     symbols_[variable.name] = guarded;
     kernel_.shared_variables.push_back({guarded, variable.bytes});
-    kernel_.static_shared_bytes = offset + variable.bytes;
+    kernel_.shared_bytes = offset + variable.bytes;
   }
 
   // .loc file line column [, function_name label, inlined_at file line column]
@@ -329,8 +325,7 @@ class KernelParser {
     const auto symbol = symbols_.find(name);
     if (symbol == symbols_.end()) Fail("unknown name " + name);
     operand.kind = Operand::kImmediate;
-    // Dynamic shared memory begins after the static variables, which are declared before they are used.
-    operand.bits = symbol->second == kDynamicShared ? kernel_.dynamic_shared_start() : symbol->second;
+    operand.bits = symbol->second;
     return operand;
   }
 
@@ -340,7 +335,7 @@ class KernelParser {
   size_t next_ = 0;
   Kernel kernel_;
   std::vector<Scope> scopes_ = std::vector<Scope>(1);
-  std::unordered_map<std::string, uint64_t> symbols_;
+  std::unordered_map<std::string, uint32_t> symbols_;
   std::unordered_map<std::string, int32_t> labels_;
   std::vector<std::pair<size_t, std::string>> branches_;
   std::unordered_map<std::string, uint32_t> location_indices_;
@@ -384,8 +379,7 @@ Module::Module(std::string_view text) : text_(text) {
   for (const size_t start : line_starts_) {
     std::string_view line = text.substr(start, text.find('\n', start) - start);
     if (line.rfind(".visible ", 0) == 0) line.remove_prefix(line.find(' ') + 1);
-    const bool is_read = line.rfind(".entry ", 0) == 0 || line.rfind("\t.file", 0) == 0 ||
-                         line.rfind(".file", 0) == 0 || line.rfind(".extern .shared ", 0) == 0;
+    const bool is_read = line.rfind(".entry ", 0) == 0 || line.rfind("\t.file", 0) == 0 || line.rfind(".file", 0) == 0;
     if (!is_read) continue;
     const size_t position = size_t(line.data() - text.data());
     const std::vector<Token> tokens = Tokens(text, position, position + line.size());
@@ -395,12 +389,9 @@ Module::Module(std::string_view text) : text_(text) {
       auto& range = texts_[std::string(tokens[1].text)];
       range = {tokens[1].position, text.size()};
       end = &range.second;
-    } else if (tokens[0].text == ".file") {
+    } else {
       const std::string_view path = tokens[2].text.substr(1, tokens[2].text.size() - 2);
       files_[uint32_t(std::stoul(std::string(tokens[1].text)))] = path.substr(path.rfind('/') + 1);
-    } else {
-      const auto bracket = std::find_if(tokens.begin(), tokens.end(), [](const Token& t) { return t.text == "["; });
-      dynamic_shared_.emplace_back(bracket[-1].text);
     }
   }
 }
@@ -409,7 +400,7 @@ const Kernel& Module::Find(const std::string& name) {
   std::unique_ptr<Kernel>& kernel = parsed_[name];
   if (!kernel) {
     const auto [begin, end] = texts_.at(name);
-    kernel = KernelParser(*this, files_, Tokens(text_, begin, end), dynamic_shared_).Parse();
+    kernel = KernelParser(*this, files_, Tokens(text_, begin, end)).Parse();
   }
   return *kernel;
 }

@@ -32,18 +32,17 @@ enum class Control : uint8_t {
   kBranch,
   kExit,
   kBlockBarrier,
-  kCollective  // waits for all lanes of `members`, or for the whole warp
+  kCollective  // waits for all lanes of `members`
 };
 
 enum class Space : uint8_t { kParameter, kShared, kGlobal };
 
-constexpr int kMaxOperands = 14;  // of an mma
+constexpr int kMaxOperands = 5;  // of a load of four elements, with its address
 
 struct Instruction {
   Handler execute = nullptr;
   Control control = Control::kNext;
   bool is_negated = false;    // executes where the guard is false
-  bool is_aligned = false;    // PTX's .aligned: requires a warp that has converged
   uint8_t count = 1;          // elements of a vector that a load or store moves
   uint8_t address_bytes = 8;  // of a load or store, as are the space and the access
   Space space = Space::kGlobal;
@@ -89,16 +88,13 @@ struct Kernel {
   std::vector<Instruction> code;
   RegisterLayout registers;
   std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offset and bytes
-  uint32_t parameter_bytes = 0, static_shared_bytes = 0, max_threads = 1024;
-  // Static shared variables: offset and bytes. Guards between them keep an access past the end of one out of the next.
+  uint32_t parameter_bytes = 0, shared_bytes = 0, max_threads = 1024;
+  // Offset and bytes. A guard after each variable keeps an access past its end out of the next.
   std::vector<std::pair<uint32_t, uint32_t>> shared_variables;
   uint32_t resident_blocks = 0;        // that an SM must have room for, by the launch bounds; 0 if they do not say
   std::vector<std::string> locations;  // "file:line<file:line...": a source line, and the lines that it is inlined at
 
-  // Dynamic shared memory follows the static variables.
-  uint32_t dynamic_shared_start() const {
-    return (static_shared_bytes + 15) / 16 * 16 + uint32_t(shared_variables.size()) * kGuardBytes;
-  }
+  uint32_t guarded_shared_bytes() const { return shared_bytes + uint32_t(shared_variables.size()) * kGuardBytes; }
 };
 
 // The PTX of one source file. Kernels are parsed when they are first used.
@@ -118,7 +114,6 @@ class Module {
   std::vector<size_t> line_starts_;
   std::map<std::string, std::pair<size_t, size_t>> texts_;  // begin and end of each kernel
   std::map<uint32_t, std::string> files_;
-  std::vector<std::string> dynamic_shared_;  // the names of dynamic shared memory
   std::map<std::string, std::unique_ptr<Kernel>> parsed_;
 };
 

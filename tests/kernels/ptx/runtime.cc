@@ -10,7 +10,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
+#include <set>
 #include <sstream>
 
 #include "interpreter.h"
@@ -18,22 +18,10 @@
 namespace ptx {
 namespace {
 
-constexpr uint32_t kDefaultSharedBytes = 48 << 10;  // of a block, unless a kernel opts in to more
-constexpr uint32_t kReservedSharedBytes = 1 << 10;  // of a block
-// The shared memory that an SM can have, in KiB, up to the most of the machine.
-constexpr uint32_t kCarveOuts[] = {0, 8, 16, 32, 64, 100, 132, 164, 196, 228};
-
-// What a device knows of a kernel.
-struct Attributes {
-  uint32_t max_dynamic_shared = kDefaultSharedBytes;
-  std::optional<uint32_t> carve_out_percent;
-  bool is_loaded = false;
-};
-
 struct Function {
   Module* module;
   std::string name;
-  std::map<uint64_t, Attributes> of_device = {};
+  std::set<uint64_t> loaded_on = {};  // devices
 };
 
 std::unordered_map<const void*, Function> functions;
@@ -91,32 +79,9 @@ void Record(const Launch& launch) {
   std::ostringstream out;
   out << (records.empty() ? "" : ",") << "{\"kernel\":\"" << kernel.name
       << "\",\"blocks\":" << uint64_t{grid.blocks[0]} * grid.blocks[1] * grid.blocks[2]
-      << ",\"threads\":" << grid.threads
-      << ",\"shared_bytes\":" << kernel.static_shared_bytes + grid.dynamic_shared_bytes
+      << ",\"threads\":" << grid.threads << ",\"shared_bytes\":" << kernel.shared_bytes
       << ",\"resident_blocks\":" << kernel.resident_blocks << ",\"instructions\":" << launch.instructions() << '}';
   records += out.str();
-}
-
-uint32_t SmSharedBytes() { return uint32_t(options.max_shared_bytes) + kReservedSharedBytes; }
-
-// The smallest carve-out of at least `bytes`, or the largest.
-uint32_t CarveOut(uint32_t bytes) {
-  for (const uint32_t step : kCarveOuts) {
-    if (step << 10 >= bytes) return std::min(step << 10, SmSharedBytes());
-  }
-  return SmSharedBytes();
-}
-
-// A GPU would run a kernel with another carve-out too, but with fewer resident blocks, or less L1 cache.
-void CheckCarveOut(const Attributes& attributes, const Kernel& kernel, uint32_t dynamic_shared_bytes) {
-  if (dynamic_shared_bytes == 0 || kernel.resident_blocks == 0) return;
-  const uint32_t block = kernel.static_shared_bytes + dynamic_shared_bytes + kReservedSharedBytes;
-  const uint32_t needed = CarveOut(kernel.resident_blocks * block);
-  if (!attributes.carve_out_percent) throw std::runtime_error(kernel.name + " was launched without a carve-out");
-  const uint32_t carve_out = CarveOut(*attributes.carve_out_percent * SmSharedBytes() / 100);
-  if (carve_out == needed) return;
-  throw std::runtime_error(kernel.name + " has a carve-out of " + std::to_string(carve_out) + " bytes, but its " +
-                           std::to_string(kernel.resident_blocks) + " resident blocks need " + std::to_string(needed));
 }
 
 // The default floating-point environment, while it lives. XLA's threads flush subnormal numbers to zero.
@@ -133,26 +98,22 @@ class DefaultFloatingPoint {
   std::fenv_t saved_;
 };
 
-cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t shared_bytes, void** arguments) {
+cudaError_t Run(const void* address, const dim3& grid, const dim3& block, void** arguments) {
   ++nodes;
   const auto found = functions.find(address);
   if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
   Function& function = found->second;
-  const Attributes& attributes = function.of_device[options.device];
-  if (options.requires_loading && !attributes.is_loaded) return cudaErrorDeviceUninitialized;
+  if (options.requires_loading && !function.loaded_on.count(options.device)) return cudaErrorDeviceUninitialized;
   try {
     const Kernel& kernel = function.module->Find(function.name);
     const bool fits = block.x > 0 && block.x <= kernel.max_threads && block.y == 1 && block.z == 1 && grid.x > 0 &&
-                      grid.y > 0 && grid.z > 0 && shared_bytes <= attributes.max_dynamic_shared &&
-                      kernel.static_shared_bytes + shared_bytes <= options.max_shared_bytes;
+                      grid.y > 0 && grid.z > 0;
     if (!fits) return cudaErrorInvalidConfiguration;
-    CheckCarveOut(attributes, kernel, uint32_t(shared_bytes));
     const uint32_t blocks = uint32_t(std::min<uint64_t>(grid.x, options.max_grid_blocks));
     Options own = options;
     own.seed += launches++;
     const DefaultFloatingPoint floating_point;
-    Launch launch(*function.module, kernel, {{blocks, grid.y, grid.z}, block.x, uint32_t(shared_bytes)}, arguments,
-                  own);
+    Launch launch(*function.module, kernel, {{blocks, grid.y, grid.z}, block.x}, arguments, own);
     launch.Run();
     if (options.records_launches) Record(launch);
   } catch (const std::runtime_error& error) {
@@ -182,7 +143,6 @@ uint64_t* FindOption(const std::string& name) {
                                                            {"runs_blocks", &options.runs_blocks},
                                                            {"max_grid_blocks", &options.max_grid_blocks},
                                                            {"only_last_block", &options.only_last_block},
-                                                           {"max_shared_bytes", &options.max_shared_bytes},
                                                            {"sms", &options.sms},
                                                            {"requires_loading", &options.requires_loading},
                                                            {"lists_unused", &options.lists_unused},
@@ -239,22 +199,7 @@ cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream
 // The runtime's functions.
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
-  return ptx::Run(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments);
-}
-
-cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
-  const auto found = functions.find(function);
-  if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
-  ptx::Attributes& attributes = found->second.of_device[options.device];
-  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {
-    if (value < 0 || value > 100) return cudaErrorInvalidValue;
-    attributes.carve_out_percent = uint32_t(value);
-    return cudaSuccess;
-  }
-  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorInvalidValue;
-  if (value < 0 || uint32_t(value) > options.max_shared_bytes) return cudaErrorInvalidValue;
-  attributes.max_dynamic_shared = std::max(uint32_t(value), ptx::kDefaultSharedBytes);
-  return cudaSuccess;
+  return ptx::Run(function, config->gridDim, config->blockDim, arguments);
 }
 
 // Parses the kernel, as a GPU loads it.
@@ -266,10 +211,10 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
     if (!options.has_ptx) return cudaErrorNoKernelImageForDevice;
     if (options.driver_version < ptx::kCudaVersion) return cudaErrorUnsupportedPtxVersion;
   }
-  found->second.of_device[options.device].is_loaded = true;
+  found->second.loaded_on.insert(options.device);
   const ptx::Kernel& kernel = found->second.module->Find(found->second.name);
   *attributes = {};
-  attributes->sharedSizeBytes = kernel.static_shared_bytes;
+  attributes->sharedSizeBytes = kernel.shared_bytes;
   attributes->maxThreadsPerBlock = int(kernel.max_threads);
   return cudaSuccess;
 }
@@ -286,9 +231,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
       *value = int(options.compute_capability % 10);
-      return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      *value = int(ptx::SmSharedBytes());
       return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
       *value = int(options.sms);

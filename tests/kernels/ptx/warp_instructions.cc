@@ -1,24 +1,11 @@
-// Instructions that the lanes of a warp execute together: mma, shuffles, votes and barriers.
+// Instructions that the lanes of a warp execute together: shuffles, votes and barriers.
 #include <cstring>
 
 #include "instructions.h"
 #include "interpreter.h"
-#include "tensor_core.h"
 
 namespace ptx {
 namespace {
-
-// mma d, a, b, c: operands 0 to 3 are d, 4 to 7 a, 8 and 9 b, 10 to 13 c.
-template <MmaType type>
-void Mma(Warp& warp, const Instruction& instruction, Lanes) {
-  uint32_t a[4][kLanes], b[2][kLanes];
-  float c[4][kLanes];
-  for (int i = 0; i < 4; ++i) std::memcpy(a[i], warp.At<uint32_t>(instruction.operands[4 + i]), sizeof a[i]);
-  for (int i = 0; i < 2; ++i) std::memcpy(b[i], warp.At<uint32_t>(instruction.operands[8 + i]), sizeof b[i]);
-  for (int i = 0; i < 4; ++i) std::memcpy(c[i], warp.At<float>(instruction.operands[10 + i]), sizeof c[i]);
-  MultiplyAccumulate<type>(a, b, c);
-  for (int i = 0; i < 4; ++i) std::memcpy(warp.At<float>(instruction.operands[i]), c[i], sizeof c[i]);
-}
 
 enum class Shuffle { kUp, kDown, kButterfly, kIndex };
 
@@ -80,29 +67,6 @@ void MatchAny(Warp& warp, const Instruction& instruction, Lanes lanes) {
 void WarpBarrier(Warp& warp, const Instruction&, Lanes lanes) {
   if (lanes != warp.exist) return;
   ++warp.barriers;
-  warp.diverged_at = -1;
-}
-
-bool DecodeMma(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
-               Instruction* out) {
-  const std::string start = "mma.sync.aligned.";
-  const std::string shape = StartsWith(opcode, start) ? opcode.substr(start.size()) : "";
-  out->execute = shape == "m16n8k16.row.col.f32.f16.f16.f32"     ? Mma<MmaType::kF16>
-                 : shape == "m16n8k16.row.col.f32.bf16.bf16.f32" ? Mma<MmaType::kBF16>
-                 : shape == "m16n8k8.row.col.f32.tf32.tf32.f32"  ? Mma<MmaType::kTf32>
-                                                                 : nullptr;
-  if (!out->execute || operands.size() != 4) return false;
-  out->control = Control::kCollective;
-  out->is_aligned = true;
-  bool ok = true;
-  int count = 0;
-  for (const Operand& operand : operands) {
-    for (const Operand& element : operand.elements) {
-      if (count == kMaxOperands) return false;
-      out->operands[count++] = PlaceOf(element, 4, registers, &ok);
-    }
-  }
-  return ok && count == kMaxOperands;
 }
 
 bool DecodeShuffle(const std::vector<std::string>& words, const std::vector<Operand>& operands,
@@ -128,7 +92,6 @@ bool DecodeShuffle(const std::vector<std::string>& words, const std::vector<Oper
 
 bool DecodeWarpInstruction(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
                            Instruction* out) {
-  if (StartsWith(opcode, "mma.")) return DecodeMma(opcode, operands, registers, out);
   if (StartsWith(opcode, "shfl.")) return DecodeShuffle(Words(opcode), operands, registers, out);
   bool ok = true;
   out->control = Control::kCollective;
