@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
-pytest.importorskip("pycocotools")
-
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import NAMED, ImageError, open_image, opened, read
