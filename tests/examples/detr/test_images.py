@@ -157,9 +157,3 @@ def test_an_image_that_would_have_no_pixel():
     assert fitted(Example(np.zeros((1, 200, 3), np.uint8), *NO_BOXES), (64, 64), loading)[1] == (1, 64)
     with pytest.raises(ImageError, match="an image of 1 x 200 pixels would have no pixel at the size"):
         Preprocessor.from_json("deformable_detr", {}).for_training("deformable_detr", 64).shapes(1, 200)
-
-
-def test_padding_that_is_too_small():
-    processor = Preprocessor.from_json("deformable_detr", {"size": [30, 40], "pad_size": [36, 36]})
-    with pytest.raises(ValueError, match=r"pad_size must be at least \(30, 40\), .*, got \(36, 36\)"):
-        processor(processors.image(20, 20))

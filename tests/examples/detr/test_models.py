@@ -13,8 +13,6 @@ from safetensors import numpy as safetensors
 
 from examples.detr.__main__ import main
 from examples.detr.config import RESNET50, DeformableDetrConfig, backbone_layout
-from examples.detr.decoder import Outputs, Predictions
-from examples.detr.images import find_objects
 from examples.detr.names import in_file, rename, renamed
 from examples.detr.weights import fill, load, make_model
 from tests.helpers import detectors
@@ -205,15 +203,6 @@ def test_defaults_of_old_configs():
     assert DeformableDetrConfig.from_json({}).backbone == RESNET50
     single = DeformableDetrConfig.from_json({"backbone": "resnet101", "num_feature_levels": 1}).backbone
     assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
-
-
-def test_objects_are_in_pixels_and_the_best_comes_first():
-    logits = np.array([[[-1.0, 1.0], [2.0, -3.0], [3.0, 0.5]]])
-    boxes = np.array([[[0.5, 0.5, 1.0, 0.5], [0.2, 0.4, 0.2, 0.4], [0.1, 0.1, 0.0, 0.0]]])
-    objects = find_objects(Outputs(Predictions(logits[None], boxes[None]), None), 100, 200, threshold=0.7, most=3)
-    assert objects.labels.tolist() == [0, 0, 1]
-    assert_allclose(objects.scores, 1 / (1 + np.exp([-3, -2, -1])))
-    assert_allclose(objects.boxes, [[20, 10, 20, 10], [20, 20, 60, 60], [0, 25, 200, 75]])
 
 
 def test_the_command_draws_and_prints_objects(tmp_path, capsys):
