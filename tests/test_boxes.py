@@ -87,46 +87,38 @@ def test_a_loop_in_numpy_keeps_the_same(name, with_classes):
         assert kept(boxes, scores, threshold, classes=classes, max_outputs=7) == expected[:7]
 
 
-def test_an_iou_that_equals_the_threshold_does_not_suppress():
-    """0.5 is exact. 0.3 is not, and the IoU 3/10 in float32 is greater than it, as torchvision finds too."""
-    boxes = np.float32([[0, 0, 10, 1], [0, 0, 5, 1], [0, 0, 3, 1]])
-    scores = np.float32([3, 2, 1])
-    assert kept(boxes[:2], scores[:2], 0.5) == [0, 1]
-    assert kept(boxes[::2], scores[::2], 0.3) == [0]
-    with jax.enable_x64(True):
-        assert kept(boxes[::2].astype(np.float64), scores[::2], 0.3) == [0, 1]
-
-
 def test_the_last_bit_of_an_iou_decides():
     """The threshold is the IoU of two boxes, which keeps both, or the next smaller number, which does not."""
     pairs = np.stack([random_boxes(seed, 40)[0] + np.float32([0, 0, 250, 250]) for seed in (11, 12)], 1)
-    for first, second in pairs:
-        (iou,) = ious(first, second[None])
-        scores = np.float32([2, 1])
+    scores = np.float32([2, 1])
+    for pair in pairs:
+        (iou,) = ious(pair[0], pair[1:])
         assert 0 < iou < 1
-        assert kept(np.stack([first, second]), scores, float(iou)) == [0, 1]
-        assert kept(np.stack([first, second]), scores, np.nextafter(iou, np.float32(0))) == [0]
+        assert kept(pair, scores, float(iou)) == [0, 1]
+        assert kept(pair, scores, np.nextafter(iou, np.float32(0))) == [0]
+    # The IoU 3/10 in float32 is greater than 0.3, as torchvision finds too.
+    pair = np.float32([[0, 0, 10, 1], [0, 0, 3, 1]])
+    assert kept(pair, scores, 0.3) == [0]
+    with jax.enable_x64(True):
+        assert kept(pair.astype(np.float64), scores, 0.3) == [0, 1]
 
 
-def test_what_is_never_kept():
+def test_special_boxes_and_scores():
+    """What is never kept; boxes without area, and of infinite size."""
     boxes = np.tile(np.float32([0, 0, 4, 4]), (6, 1))
     boxes[1, 2] = math.nan
     scores = np.float32([math.nan, 9, -math.inf, 2, math.inf, 3])
-    assert kept(boxes, scores, 0.5) == [4]
-    assert kept(boxes[:4], scores[:4], 0.5) == [3]
-    assert kept(boxes[:3], scores[:3], 0.5) == []
-
-
-def test_boxes_without_area_and_of_infinite_size():
+    for count, expected in {6: [4], 4: [3], 3: []}.items():
+        assert kept(boxes[:count], scores[:count], 0.5) == expected
     boxes = np.float32([[2, 2, 2, 5], [2, 2, 2, 5], [0, 0, 6, 6], [0, 0, math.inf, 4], [6, 6, 0, 5]])
     assert kept(boxes, np.arange(5, dtype=np.float32), 0.0) == [4, 3, 2, 1, 0]
 
 
-def test_dtypes():
+@pytest.mark.parametrize("boxes_type, scores_type", [("int32", "bfloat16"), ("float64", "float16")])
+def test_dtypes(boxes_type, scores_type):
     boxes, scores = tied(7)
-    expected = kept(boxes, scores, 0.5)
-    assert kept(boxes.astype(np.int32), jnp.asarray(scores, jnp.bfloat16), 0.5) == expected
-    assert kept(boxes.astype(np.float64), scores.astype(np.float16), 0.5) == expected
+    found = kept(boxes.astype(boxes_type), jnp.asarray(scores, scores_type), 0.5)
+    assert found == kept(boxes, scores, 0.5)
 
 
 @pytest.mark.parametrize("max_outputs", [40, 200])  # by score, and by class
@@ -159,28 +151,6 @@ def test_gradients_do_not_flow_through_indices():
     grad_boxes, grad_scores = jax.grad(loss, argnums=(0, 1))(boxes, scores)
     assert not grad_boxes.any()
     assert np.flatnonzero(grad_scores).tolist() == sorted(numpy_nms(boxes, scores, 0.5)[:4])
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"boxes": np.zeros((5, 3))}, r"boxes must have shape \[..., N, 4\], got \(5, 3\)"),
-        ({"boxes": np.zeros(4)}, r"boxes must have shape \[..., N, 4\], got \(4,\)"),
-        ({"boxes": np.zeros((5, 4), np.float16)}, "boxes must be of type float32.* pass float32"),
-        ({"boxes": [[0, 0, 1, 1]]}, "boxes must be an array"),
-        ({"scores": np.zeros((2, 5), np.float32)}, r"scores must have shape \(5,\), one per box, got \(2, 5\)"),
-        ({"scores": np.zeros(5, int)}, "scores must be of type float16"),
-        ({"iou_threshold": 1.5}, "iou_threshold must be from 0 to 1, got 1.5"),
-        ({"iou_threshold": math.nan}, "iou_threshold must be a finite number"),
-        ({"max_outputs": 0}, "max_outputs must be a positive int, got 0"),
-        ({"classes": np.zeros(5, np.float32)}, "classes must be of an integer type, got float32"),
-        ({"classes": np.zeros(4, int)}, r"classes must have shape \(5,\), one per box, got \(4,\)"),
-    ],
-)
-def test_errors_of_nms(change, message):
-    arguments = {"boxes": np.zeros((5, 4), np.float32), "scores": np.zeros(5, np.float32), "iou_threshold": 0.5}
-    with pytest.raises((TypeError, ValueError), match=message):
-        jax_dcn.nms(**arguments | {"max_outputs": 3} | change)
 
 
 TORCHVISION = {}
@@ -219,18 +189,32 @@ def test_fpn_levels_of_special_boxes():
     assert jax_dcn.fpn_levels(boxes[:0], num_levels=4).shape == (0,)
 
 
+NMS = {"boxes": np.zeros((5, 4), np.float32), "scores": np.zeros(5, np.float32), "iou_threshold": 0.5, "max_outputs": 3}
+LEVELS = {"boxes": np.zeros((2, 4)), "num_levels": 4}
+
+
 @pytest.mark.parametrize(
-    "change, message",
+    "function, good, wrong, message",
     [
-        ({"boxes": np.zeros((2, 5))}, r"boxes must have shape \[..., 4\], got \(2, 5\)"),
-        ({"num_levels": 0}, "num_levels must be a positive int, got 0"),
-        ({"canonical_size": 0}, "canonical_size must be positive, got 0"),
-        ({"min_level": "2"}, "min_level must be a finite number"),
+        (jax_dcn.nms, NMS, {"boxes": np.zeros((5, 3))}, r"boxes must have shape \[..., N, 4\], got \(5, 3\)"),
+        (jax_dcn.nms, NMS, {"boxes": np.zeros((5, 4), np.float16)}, "boxes must be of type float32.* pass float32"),
+        (jax_dcn.nms, NMS, {"boxes": [[0, 0, 1, 1]]}, "boxes must be an array"),
+        (jax_dcn.nms, NMS, {"scores": np.zeros((2, 5), np.float32)}, r"scores must have shape \(5,\), one per box"),
+        (jax_dcn.nms, NMS, {"scores": np.zeros(5, int)}, "scores must be of type float16"),
+        (jax_dcn.nms, NMS, {"iou_threshold": 1.5}, "iou_threshold must be from 0 to 1, got 1.5"),
+        (jax_dcn.nms, NMS, {"iou_threshold": math.nan}, "iou_threshold must be a finite number"),
+        (jax_dcn.nms, NMS, {"max_outputs": 0}, "max_outputs must be a positive int, got 0"),
+        (jax_dcn.nms, NMS, {"classes": np.zeros(5, np.float32)}, "classes must be of an integer type, got float32"),
+        (jax_dcn.nms, NMS, {"classes": np.zeros(4, int)}, r"classes must have shape \(5,\), one per box, got \(4,\)"),
+        (jax_dcn.fpn_levels, LEVELS, {"boxes": np.zeros((2, 5))}, r"boxes must have shape \[..., 4\], got \(2, 5\)"),
+        (jax_dcn.fpn_levels, LEVELS, {"num_levels": 0}, "num_levels must be a positive int, got 0"),
+        (jax_dcn.fpn_levels, LEVELS, {"canonical_size": 0}, "canonical_size must be positive, got 0"),
+        (jax_dcn.fpn_levels, LEVELS, {"min_level": "2"}, "min_level must be a finite number"),
     ],
 )
-def test_errors_of_fpn_levels(change, message):
+def test_errors(function, good, wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        jax_dcn.fpn_levels(**{"boxes": np.zeros((2, 4)), "num_levels": 4} | change)
+        function(**good | wrong)
 
 
 @pytest.mark.parametrize("with_classes", [False, True])

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import jax_dcn
 from jax_dcn._operators.deform_conv import plan
 from jax_dcn._primitive import extension
+from tests.helpers.deform_conv import xla
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.lowered import lowered_for
 
@@ -66,38 +66,10 @@ def problem(name, dtype="float32"):
     y = jax.eval_shape(ours, x, weight)
     return (
         ours,
-        functools.partial(by_xla, **options),
+        functools.partial(xla.convolve, **options),
         (x, weight, bias),
         jnp.asarray(random.normal(size=y.shape), dtype),
     )
-
-
-def by_xla(
-    x, weight, bias=None, strides=1, padding="SAME", kernel_dilation=1, feature_group_count=1, data_format="NHWC"
-):
-    dims = weight.ndim - 2
-    strides, kernel_dilation = (
-        (value,) * dims if isinstance(value, int) else value for value in (strides, kernel_dilation)
-    )
-    if padding == "CIRCULAR":
-        reach = [(k - 1) * d for k, d in zip(weight.shape, kernel_dilation, strict=False)]
-        x = jnp.pad(x, [(0, 0), *[(r // 2, r - r // 2) for r in reach], (0, 0)], mode="wrap")
-        padding = "VALID"
-    padding = [(padding, padding)] * dims if isinstance(padding, int) else padding
-    space = "DHW"[-dims:]
-    numbers = ("NCHW", "OIHW", "NCHW") if data_format == "NCHW" else (f"N{space}C", f"{space}IO", f"N{space}C")
-    y = lax.conv_general_dilated(
-        x,
-        weight,
-        strides,
-        padding,
-        rhs_dilation=kernel_dilation,
-        dimension_numbers=numbers,
-        feature_group_count=feature_group_count,
-    )
-    if bias is None:
-        return y
-    return y + (jnp.reshape(bias, (-1, 1, 1)) if data_format == "NCHW" else bias)
 
 
 def pull_back(function, operands, cotangent):
@@ -175,20 +147,6 @@ def test_further_derivatives_and_batches(name):
     assert_near(*(jax.jit(lambda f=f: results(f))() for f in (ours, theirs)), 2.0**-15)
 
 
-def test_results_of_another_type():
-    _, theirs, (x, weight, _), _ = problem("ordinary", "bfloat16")
-    wide = functools.partial(jax_dcn.deform_conv2d, preferred_element_type=jnp.float32)
-
-    def loss(function):
-        return lambda x, weight: jnp.sin(function(x, weight)).sum()
-
-    wide_gradients = jax.grad(loss(lambda x, weight: wide(x, None, weight)), (0, 1))(x, weight)
-    exact = [array.astype(jnp.float32) for array in (x, weight)]
-    assert wide(x, None, weight).dtype == jnp.float32
-    assert_near(wide(x, None, weight), theirs(*exact), 2.0**-18)
-    assert_near(wide_gradients, jax.grad(loss(theirs), (0, 1))(*exact), 2.0**-6)
-
-
 @pytest.mark.parametrize("name", ["padded", "strided_tap", "strided_depthwise"])
 def test_exported_functions_of_any_size(name):
     ours, _, (x, weight, _), _ = problem(name)  # whose padding is known
@@ -225,10 +183,16 @@ def test_results_of_other_types(dtype, result, has_bias):
     def ours(x, weight, backend=None):
         return jax_dcn.deform_conv2d(x, None, weight, bias if has_bias else None, backend=backend, **options)
 
-    expected = theirs(*map(jnp.float32, (x, weight, bias) if has_bias else (x, weight)))
+    def gradients(function):
+        return jax.grad(lambda x, weight: jnp.sin(function(x, weight) / 8).astype(jnp.float32).sum(), (0, 1))
+
+    exact = [*map(jnp.float32, (x, weight))]
+    expected = functools.partial(theirs, bias=jnp.float32(bias) if has_bias else None)
+    tolerance = 2.0 ** {"bfloat16": -7, "float16": -9, "float32": -18}[result]
     for backend in (None, "reference"):
         assert ours(x, weight, backend).dtype == result
-        assert_near(jnp.float32(ours(x, weight, backend)), expected, 2.0 ** (-7 if result == "bfloat16" else -9))
+        assert_near(jnp.float32(ours(x, weight, backend)), expected(*exact), tolerance)
+    assert_near(gradients(ours)(x, weight), gradients(expected)(*exact), 2.0**-6)
     assert lowered_for("tpu", ours, x, weight).count("stablehlo.convolution") == 1
 
 

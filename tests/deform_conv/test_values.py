@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jax_dcn
+from tests.helpers.deform_conv import xla
 from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
@@ -79,26 +80,6 @@ def test_data_formats_agree_over_any_batch_dimensions(name, data_format, x64):
 PADDINGS = ["SAME", "SAME_LOWER", "VALID", "CIRCULAR", 0, 2, (2, 1), ((1, 0), (0, 2)), ((-1, 1), (2, -2))]
 
 
-def plain_convolution(x, weight, padding, strides, dilation, groups):
-    """jax's own convolution; a torus is made by copying the opposite margins."""
-    if padding == "CIRCULAR":
-        reaches = [(taps - 1) * d for taps, d in zip(weight.shape[:2], dilation, strict=True)]
-        margins = [(reach // 2, reach - reach // 2) for reach in reaches]
-        x, padding = jnp.pad(x, [(0, 0), *margins, (0, 0)], mode="wrap"), "VALID"
-    elif not isinstance(padding, str):
-        per_axis = (padding,) * 2 if isinstance(padding, int) else padding
-        padding = [(p, p) if isinstance(p, int) else p for p in per_axis]
-    return jax.lax.conv_general_dilated(
-        x,
-        weight,
-        strides,
-        padding,
-        rhs_dilation=dilation,
-        feature_group_count=groups,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-
-
 @pytest.mark.parametrize(
     "padding, groups, offset_groups, strides, dilation",
     [
@@ -112,11 +93,12 @@ def test_zero_offsets_are_a_plain_convolution(padding, groups, offset_groups, st
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(2, 7, 8, 6)), rng.normal(size=(3, 2, 6 // groups, 12))
 
+    keywords = {"strides": strides, "padding": padding, "kernel_dilation": dilation, "feature_group_count": groups}
+
     @jax.jit
     def both(x, weight):
-        y, pullback = jax.vjp(lambda *a: plain_convolution(*a, padding, strides, dilation, groups), x, weight)
+        y, pullback = jax.vjp(lambda x, weight: xla.convolve(x, weight, **keywords), x, weight)
         offset = jnp.zeros((*y.shape[:3], offset_groups * 12))
-        keywords = {"strides": strides, "padding": padding, "kernel_dilation": dilation, "feature_group_count": groups}
         deform = functools.partial(jax_dcn.deform_conv2d, **keywords)
         deformed, deformed_pullback = jax.vjp(lambda x, weight: deform(x, offset, weight), x, weight)
         cotangent = jnp.cos(jnp.arange(y.size)).reshape(y.shape)

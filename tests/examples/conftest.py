@@ -1,15 +1,18 @@
-"""What several tests of the examples share."""
+"""What several tests of the examples share. Without the packages of the extra `examples` there are none."""
+
+import importlib.util
 
 import pytest
 
 from tests.helpers import mask_rcnn
 
+NEEDED = ("matplotlib", "optax", "orbax", "pycocotools", "safetensors", "sklearn")
+collect_ignore_glob = [] if all(map(importlib.util.find_spec, NEEDED)) else ["*.py"]
+
 
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory):
     """Scenes of digits with annotations in the format of COCO: three to train on, two to validate with."""
-    pytest.importorskip("sklearn")
-    pytest.importorskip("pycocotools")
     from examples.rcnn import digits
 
     folder = tmp_path_factory.mktemp("digits")

@@ -9,9 +9,6 @@ import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-pytest.importorskip("pycocotools")
-pytest.importorskip("orbax.checkpoint")
-
 from examples.library.classes import described, places, with_rows
 from examples.library.coco import read
 from examples.rcnn import RCNN, Config
@@ -19,10 +16,7 @@ from examples.rcnn.coco import average_precision, results
 from examples.rcnn.detector import Detections
 from examples.rcnn.weights import PER_CLASS, adapt, names_in, settings_in, shapes
 
-pytestmark = [
-    pytest.mark.platforms("cpu"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of pycocotools
-]
+pytestmark = pytest.mark.platforms("cpu")
 
 
 @pytest.mark.parametrize(
@@ -43,19 +37,11 @@ def test_places(names, classes, expected):
 
 def test_a_partial_match_is_a_table():
     assert described(["cat", "dog"], ["cat", "dog"]) == ""
+    assert described(["cat"], ["cat", "0"]) == "Classes of the checkpoint that are not kept: '0'\n"
     assert [line.split() for line in described(["dog", "lamp"], ["dog"]).splitlines()[1:]] == [
         ["dog", "dog"],
         ["lamp", "none,", "starts", "anew"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(1, "'0'"), (12, "'0', '1', '2', '3', '4', '5', '6', '7', '8', '9' and 2 more")],
-)
-def test_classes_that_are_not_kept(count, expected):
-    found = described(["cat"], ["cat", *map(str, range(count))])
-    assert found == f"Classes of the checkpoint that are not kept: {expected}\n"
 
 
 def test_rows():
@@ -95,17 +81,18 @@ def test_heads_of_rcnn_follow_their_classes(monkeypatch):
     assert adapt(model, variables, ["cat", "dog", "sofa"], jax.random.key(0)) == (model, variables)
 
 
+NAMES = ("cat", "dog")
+
+
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        ({"meta": {"dataset_meta": {"classes": ("cat", "dog")}}}, ("cat", "dog")),
-        ({"meta": {"dataset_meta": {"CLASSES": ["cat", "dog"]}}}, ("cat", "dog")),
-        ({"meta": {"CLASSES": ("cat", "dog")}}, ("cat", "dog")),
+        ({"meta": {"dataset_meta": {"classes": NAMES}}}, NAMES),
+        ({"meta": {"dataset_meta": {"CLASSES": [*NAMES]}}}, NAMES),
+        ({"meta": {"CLASSES": NAMES}}, NAMES),
         ({"meta": {"CLASSES": "cat"}}, ("cat",)),
         ({"meta": {"CLASSES": None, "dataset_meta": {"classes": ()}}}, ()),
-        ({"meta": {}}, ()),
-        ({}, ()),
-        ({"classes": np.array('["cat", "dog"]')}, ("cat", "dog")),
+        ({"classes": np.array('["cat", "dog"]')}, NAMES),
         ({"classes": np.array("null")}, ()),
         ({"classes": 80, "settings": "of another tool"}, ()),
     ],
@@ -118,19 +105,12 @@ def test_names_in_checkpoints(content, names):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *(
-            ({"meta": {"CLASSES": names}}, "its names of classes must be a list of texts, got ")
-            for names in ({0: "cat"}, (("a", "b"), "c"), np.array(["cat", "dog"]), 80, ["cat", None])
-        ),
+        ({"meta": {"CLASSES": np.array(NAMES)}}, "its names of classes must be a list of texts, got "),
+        ({"meta": {"CLASSES": ["cat", None]}}, "its names of classes must be a list of texts, got "),
         ({"meta": {"dataset_meta": {"classes": ["cat"]}}}, "it must name its 2 classes, got 1 names"),
-        ({"classes": np.array('["cat", "dog", "fox"]')}, "it must name its 2 classes, got 3 names"),
         ({"classes": np.array("2")}, "its names of classes must be a list of texts, got 2"),
-        ({"classes": np.array("cat, dog")}, "its classes must be JSON: Expecting value"),
-        ({"classes": np.array(["cat", "dog"])}, "its classes must be JSON: Expecting value"),
-        (
-            {"meta": {"CLASSES": ["cat", "dog"]}, "classes": np.array('["dog", "cat"]')},
-            "it must name its classes once, got .*'cat'.* and ",
-        ),
+        ({"classes": np.array(NAMES)}, "its classes must be JSON: Expecting value"),
+        ({"meta": {"CLASSES": NAMES}, "classes": np.array('["dog", "cat"]')}, "it must name its classes once, got "),
     ],
 )
 def test_names_in_checkpoints_that_are_refused(content, message):

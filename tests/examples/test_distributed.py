@@ -15,10 +15,6 @@ import jax
 import pytest
 from numpy.testing import assert_allclose
 
-pytest.importorskip("sklearn")
-pytest.importorskip("pycocotools")
-pytest.importorskip("orbax.checkpoint")
-
 from examples.detector.losses import loss
 from examples.detector.model import Detector
 from examples.digits_library.train import Recipe, train

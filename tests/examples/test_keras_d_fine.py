@@ -37,10 +37,10 @@ def test_arguments_of_keras_hub(method, our_method, dtype, tolerance):
     operands = arrays(dtype)
     y = call(*operands, method)
     assert (y.shape, y.dtype) == ((2, QUERIES, HEADS * CHANNELS), dtype)
-    for image, found in enumerate(y.astype("float32").reshape(2, QUERIES, HEADS, CHANNELS)):
-        value, locations, weights = (np.asarray(array[image], "float64") for array in operands)
-        cotangent = np.ones(found.shape)
-        expected, *_ = numpy_reference.attention(value, locations, weights, cotangent, SHAPES, POINTS, our_method)
+    for image, found in enumerate(y.astype("float32")):
+        operands_of_image = (np.asarray(array[image], "float64") for array in operands)
+        attend = numpy_reference.multi_scale_deformable_attention
+        expected, *_ = attend(*operands_of_image, np.ones(found.shape), SHAPES, POINTS, our_method)
         assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 

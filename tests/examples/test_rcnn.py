@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-pytest.importorskip("optax")
-
+from examples.digits_library import scenes
 from examples.library.boxes import Boxes
-from examples.rcnn import RCNN, fill
+from examples.library.coco import read
+from examples.rcnn import RCNN, coco, fill
 from examples.rcnn.anchors import STRIDES
 from examples.rcnn.assign import NEGATIVE, UNUSED, assign, sample, sample_regions
 from examples.rcnn.config import ANCHORS, Config, ObjectLimits, Proposals
@@ -20,13 +20,12 @@ from examples.rcnn.detector import Detections, in_image
 from examples.rcnn.images import resize
 from examples.rcnn.losses import Batch, anchor_losses, region_losses
 from examples.rcnn.rpn import propose
-from examples.rcnn.weights import adapt, check_names, config_of, shapes
+from examples.rcnn.weights import check_names, config_of
 from examples.resnet import MEAN
 from jax_dcn import interop
 from tests.helpers import mask_rcnn
 
 pytestmark = pytest.mark.platforms("cpu")
-of_pycocotools = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 SHOWN = 8
 PIXELS = 1e-3  # the rounding errors of boxes are relative to anchors of up to 724 pixels
@@ -236,23 +235,8 @@ def test_samples_are_drawn_at_random():
     assert len(set(drawn)) == 2
 
 
-def test_another_number_of_classes(model, variables):
-    names = tuple("0123456789")
-    adapted, new = adapt(model, variables, names, jax.random.key(0))
-    assert adapted.config == dataclasses.replace(model.config, names=names, classes=10)
-    assert jax.tree.map(jnp.shape, new) == jax.tree.map(lambda leaf: leaf.shape, shapes(adapted))
-    kept, head = variables["params"]["roi_head"], new["params"]["roi_head"]
-    assert head["bbox_head"]["shared_fcs_0"]["kernel"] is kept["bbox_head"]["shared_fcs_0"]["kernel"]
-    assert head["bbox_head"]["fc_cls"]["kernel"].std() == pytest.approx(0.01, rel=0.1)
-
-
-@of_pycocotools
 def test_examples_of_a_folder(digits_folder):
     """Resizing is by 2/3 in a canvas that is wider than needed. The third scene has no objects."""
-    from examples.digits_library import scenes
-    from examples.library.coco import read
-    from examples.rcnn import coco
-
     dataset = read(digits_folder / "train.json", digits_folder / "train", masks=True)
     assert dataset.names == list("0123456789")
     loading = coco.Loading((64, 96), 2, scenes.MAX_OBJECTS, mirrors=False)
@@ -279,11 +263,7 @@ def test_examples_of_a_folder(digits_folder):
     assert coco.load_example(dataset, 1, coco.Loading((24, 24), 1)).masks[0].sum() == 24
 
 
-@of_pycocotools
 def test_average_precision_of_the_truth(digits_folder):
-    from examples.library.coco import read
-    from examples.rcnn import coco
-
     loading = coco.Loading((64, 96), 1, 10)
     dataset = read(digits_folder / "validation.json", digits_folder / "validation", masks=True)
     listed = []

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-pytest.importorskip("optax")
-
 from examples.rcnn import Config, load, weights
 from examples.rcnn.anchors import anchors
 from examples.rcnn.config import with_settings

@@ -1,5 +1,6 @@
 """The trainer and the commands of `examples.rcnn`."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -13,9 +14,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
-
-pytest.importorskip("pycocotools")
-pytest.importorskip("orbax.checkpoint")
 
 from examples.library.boxes import Boxes
 from examples.library.coco import open_image, read
@@ -32,10 +30,7 @@ from examples.rcnn.train import main as command
 from jax_dcn import interop
 from tests.helpers import mask_rcnn
 
-pytestmark = [
-    pytest.mark.platforms("cpu"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.platforms("cpu")
 
 
 @pytest.fixture
@@ -54,27 +49,21 @@ def validation(digits_folder):
         (command, ["--steps", "-3"], "--steps must be positive, got -3"),
         (command, ["--devices", "99"], "--devices must be at most the"),
         (command, ["--learning-rate", "nan"], "--learning-rate must be between 0 and inf, got nan"),
-        (command, ["--min-scale", "2"], "--min-scale must be between 0.1 and 1, got 2.0"),
         (command, ["--steps", "3", "--warmup", "5"], "--warmup must be at most --steps, got 5 and 3"),
         (command, ["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),
         (draw, ["a.npz", "a.png", "--config", "a.png"], "a.png must be a text in UTF-8: "),
         (command, ["--resume", "--overwrite"], "only one of --resume and --overwrite must be given"),
         (command, ["--best", "box AP"], "--best, --patience and --evaluate-every need --validation"),
-        (command, ["--evaluate-every", "5"], "--best, --patience and --evaluate-every need --validation"),
         (command, ["--out", "a.pkl"], "--out must be a folder, got the file a.pkl"),
         (command, ["--evaluate-only"], "--evaluate-only needs --checkpoint and --validation"),
         (command, ["--checkpoint", "a", "--backbone", "b"], "only one of --checkpoint and --backbone must"),
         (command, ["--set", "style=caffe"], "--config must be given with --checkpoint, and --set with --checkpoint or"),
         (command, ["--backbone", "a.pkl", "--set", "bgr=true"], "if you trust it, pass --trust"),
         (command, ["--checkpoint", "a.npz", "--set", "style"], "--set must be NAME=VALUE, got 'style'"),
-        *(
-            (command, ["--checkpoint", "a.npz", "--set", *pairs], "--set must name each setting once, got bgr=true")
-            for pairs in (["bgr=true", "bgr=false"], ["bgr=true", "--set", "bgr=false"])
-        ),
+        (command, ["--checkpoint", "a.npz", "--set", "bgr=1", "--set", "bgr=0"], "--set must name each setting once"),
         (command, ["--checkpoint", "a.npz"], "No such file or directory: 'a.npz'"),
         (draw, ["a.npz", "a.png", "--threshold", "2"], "--threshold must be between 0 and 1, got 2.0"),
         (draw, ["a.npz", "a.png", "--scale", "0", "5"], "--scale must be positive, got [0, 5]"),
-        (draw, ["a.npz", "a.png", "--config", "nowhere.py"], "No such file or directory: 'nowhere.py'"),
         (draw, ["a.pkl", "a.png"], "if you trust it, pass --trust"),
         (digits.main, ["folder"], "folder must have no data set yet, but has validation.json"),
     ],
@@ -90,31 +79,27 @@ def test_options_that_do_not_fit(main, options, message, data, tmp_path, monkeyp
     assert message in capsys.readouterr().err
 
 
-def test_a_checkpoint_with_other_classes_that_have_no_names(data, validation, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (RCNN(Config(classes=7)), {}))
-    with pytest.raises(SystemExit):
-        command([*data, *validation, "--checkpoint", "a.npz", "--evaluate-only"])
-    message = "does not name its 7 classes, so the annotations must have as many categories, got 10"
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("limit", [4, 5])
-def test_more_objects_than_a_model_finds(limit, data, validation, monkeypatch, capsys):
-    """A validation image has five objects, and the others, which are not used, have at most four."""
-    model = RCNN(Config(classes=10, objects=ObjectLimits(count=limit)))
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        ({"classes": 7}, ["--evaluate-only"], "does not name its 7 classes, so the annotations must have as many"),
+        # A validation image has five objects, and the others, which are not used, have at most four.
+        ({"objects": ObjectLimits(count=4)}, ["--evaluate-only"], "The model finds at most 4 objects in an image"),
+        ({"objects": ObjectLimits(count=5)}, ["--evaluate-only"], ""),
+        ({"masks": False}, [], "The annotations have masks, which are not used, because the checkpoint has no mask"),
+        ({"masks": False}, ["--boxes-only"], ""),
+        ({}, [], ""),
+    ],
+)
+def test_what_is_said_of_a_checkpoint(settings, options, said, data, validation, monkeypatch, capsys):
+    model = RCNN(Config(**{"classes": 10} | settings))
     monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (model, {}))
-    parse([*data, *validation, "--checkpoint", "a.npz", "--evaluate-only"])
-    said = "The model finds at most 4 objects in an image (--set objects.count=N), and some have 5.\n"
-    assert (said in capsys.readouterr().out) == (limit == 4)
-
-
-@pytest.mark.parametrize(("masks", "options"), [(True, []), (False, []), (False, ["--boxes-only"])])
-def test_masks_that_are_not_used(masks, options, data, monkeypatch, capsys):
-    monkeypatch.setattr("examples.rcnn.train.read_checkpoint", lambda *_: (RCNN(Config(classes=10, masks=masks)), {}))
     monkeypatch.setattr("examples.rcnn.train.adapt", lambda model, variables, *_: (model, variables))
-    parse([*data, "--checkpoint", "a.npz", *options])
-    said = "The annotations have masks, which are not used, because the checkpoint has no mask head.\n"
-    assert (said in capsys.readouterr().out) == (not masks and not options)
+    with contextlib.suppress(SystemExit):
+        parse([*data, *validation, "--checkpoint", "a.npz", *options])
+    printed = "".join(capsys.readouterr())
+    assert said in printed
+    assert said or not re.search("error|finds at most|not used", printed)
 
 
 def test_detections_that_are_not_finite(tmp_path, monkeypatch, capsys):
@@ -184,12 +169,8 @@ NAMES = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
 def test_names_of_classes(tmp_path):
     path = tmp_path / "names.json"
     for categories, message in (
-        ([{"id": 1}], r"name of categories\[0\] \(id 1\) in .*names.json must be a text, got nothing"),
-        ([{"id": 1, "name": None}, NAMES[1]], r"name of categories\[0\] .* must be a text, got None"),
         ([NAMES[0], {"id": 2, "name": 7}], r"name of categories\[1\] .* must be a text, got 7"),
         ([NAMES[0], {"id": 2, "name": "cat"}], r"name of categories\[1\] .* must be different from that of"),
-        ([NAMES[0], {"id": 1, "name": "dog"}], r"id of categories\[1\] .* must be different from that of"),
-        (3, "names.json must have a list of categories, .*, got categories: 3"),
         (NAMES[:1], "names.json must have the 2 categories of the checkpoint, got 1"),
     ):
         path.write_text(json.dumps({"categories": categories}))

@@ -1,7 +1,5 @@
 """R-FCN: its regions, its losses, one compiled training step, and its sampling locations."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,17 +9,12 @@ from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 
 from benchmarks.lowering.hlo import collectives
-from tests.helpers.sharding import make_mesh
-
-pytest.importorskip("sklearn")
-pytest.importorskip("pycocotools")
-pytest.importorskip("orbax.checkpoint")
-
 from examples.digits_library import scenes
 from examples.digits_library.train import Recipe, train, train_step
 from examples.library.boxes import Boxes, encode, iou
 from examples.rfcn.losses import loss, match_anchors, proposal_loss, region_loss
-from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Predictions, anchors, as_rois, detect, propose, refine
+from examples.rfcn.model import DELTA_SCALE, RFCN, Predictions, anchors, as_rois, detect, refine
+from tests.helpers.sharding import make_mesh
 
 IMAGE_SIZE = 64
 TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 1, 1), "width": 16}
@@ -36,17 +29,6 @@ def test_every_object_has_an_anchor_and_padding_has_none():
     assert set(objects[is_object]) == {0, 1}
     assert not (is_object & is_background).any()
     assert (np.asarray(iou(bases, boxes[0]))[is_object & (objects == 0)] > 0.1).all()
-
-
-def test_proposals_are_few_distinct_boxes_in_the_image_and_padded():
-    number = len(anchors(IMAGE_SIZE, IMAGE_SIZE))
-    deltas = 0.1 * np.random.default_rng(0).normal(size=(number, 4)).astype(np.float32)
-    proposed = jax.jit(partial(propose, IMAGE_SIZE, IMAGE_SIZE))
-    regions = proposed(jnp.zeros(number), deltas)
-    assert regions.boxes.shape == (PROPOSALS, 4)
-    assert regions.boxes.min() >= 0 and regions.boxes.max() <= IMAGE_SIZE
-    overlap = np.asarray(iou(regions.boxes[:, None], regions.boxes))[np.ix_(regions.valid, regions.valid)]
-    assert np.triu(overlap, 1).max() <= 0.7
 
 
 def test_regions_end_at_their_last_pixel_and_padding_has_no_image():

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples.detr.decoder import Detections, Outputs, Predictions
 from examples.detr.denoising import Draws, make_denoising
 from examples.detr.matching import Targets
 
@@ -20,7 +19,6 @@ CASES = (
     "rt_detr_v2/empty_image",
     "d_fine_simple/train",
 )
-BINS = 33
 SETTINGS = ("num_queries", "num_denoising", "label_noise_ratio", "box_noise_scale", "classes")
 make_denoising_compiled = jax.jit(make_denoising, static_argnames=SETTINGS)
 
@@ -82,25 +80,3 @@ def noise_settings(golden: Golden) -> dict[str, Any]:
     """The arguments of `make_denoising` for a model."""
     names = ("num_denoising", "label_noise_ratio", "box_noise_scale", "num_queries")
     return {name: golden.config[name] for name in names} | {"classes": golden.arrays["logits"].shape[-1]}
-
-
-def outputs(arrays, d: int = 0, more: int = 0) -> Outputs:
-    """The outputs of a model, of which the first `d` queries are for denoising, and to which `more` are added."""
-
-    def part(where, pad=0):
-        def cut(name, axis):
-            array = arrays[name]
-            array = array.reshape(*array.shape[:3], 4, BINS) if name == "corners" else array
-            chosen = array[:, where] if axis == 1 else array[:, :, where]
-            return jnp.pad(jnp.asarray(chosen), [(0, pad * (k == axis)) for k in range(chosen.ndim)])
-
-        if "corners" not in arrays:
-            return Predictions(cut("logits", 2), cut("boxes", 2))
-        logits, boxes = cut("logits", 2), cut("boxes", 2)
-        first, reference = Detections(logits[0], boxes[0]), jnp.asarray(arrays["reference_points"][0])
-        return Predictions(logits[1:], boxes[1:], first, cut("corners", 2), reference)
-
-    proposals = None
-    if "encoder_logits" in arrays:
-        proposals = Detections(jnp.asarray(arrays["encoder_logits"]), jnp.asarray(arrays["encoder_boxes"]))
-    return Outputs(part(slice(d, None)), proposals, part(slice(d), more) if d else None)

@@ -9,10 +9,11 @@ import jax_dcn.linen
 import jax_dcn.nnx
 import jax_dcn.quantize
 from jax_dcn import interop
+from tests.helpers import onnx
 
 pytestmark = pytest.mark.platforms("cpu")
 pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 SETTINGS = {
     "default": {},
@@ -24,10 +25,8 @@ SETTINGS = {
 }
 
 
-def run(model, **inputs):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    inputs = {name: np.ascontiguousarray(array.transpose(0, 3, 1, 2)) for name, array in inputs.items()}
-    return session.run(None, inputs)[0].transpose(0, 2, 3, 1)
+def run(model, *images):
+    return onnx.run(model, *(np.ascontiguousarray(x.transpose(0, 3, 1, 2)) for x in images))[0].transpose(0, 2, 3, 1)
 
 
 def random(*shape):
@@ -49,7 +48,7 @@ def test_layers(settings):
     assert np.abs(offset).max() > 1
     model = interop.to_onnx(layer, variables, image_size=(9, 10))
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 22)]
-    np.testing.assert_allclose(run(model, x=x), y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(model, x), y, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("modulated", [True, False])
@@ -58,14 +57,14 @@ def test_given_offsets(modulated):
     layer = jax_dcn.nnx.DeformConv(4, 6, 3, padding=1, modulated=modulated, rngs=nnx.Rngs(0))
     layer.conv_offset = None
     inputs = dict(x=x, offset=offset) | (dict(mask=mask) if modulated else {})
-    np.testing.assert_allclose(run(interop.to_onnx(layer), **inputs), layer(**inputs), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(interop.to_onnx(layer), *inputs.values()), layer(**inputs), rtol=1e-4, atol=1e-4)
 
 
 def test_any_image_size():
     layer = jax_dcn.nnx.DeformConv(4, 6, 3, strides=2, padding=1, rngs=nnx.Rngs(0))
     model = interop.to_onnx(layer)
     for x in (random(1, 7, 8, 4), random(3, 12, 5, 4)):
-        np.testing.assert_allclose(run(model, x=x), layer(x), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(run(model, x), layer(x), rtol=1e-4, atol=1e-4)
 
 
 def test_what_onnx_cannot_express():

@@ -20,6 +20,7 @@ from examples.rcnn.detector import RCNN
 from examples.rcnn.rpn import take
 from jax_dcn import interop, nms
 from tests.helpers import detr_training
+from tests.helpers.onnx import run as in_onnxruntime
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
@@ -94,14 +95,6 @@ DETECTORS = {
 }
 
 
-def in_onnx_runtime(proto, images):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: images})
-
-
 def in_openvino(proto, images):
     # In CI it sends no telemetry when it is imported: its forked process may deadlock beside threads of JAX.
     with mock.patch.dict("os.environ", {"CI": "true"}):
@@ -117,7 +110,7 @@ def box_difference(boxes, expected):
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-@pytest.mark.parametrize("run", [in_onnx_runtime, in_openvino])
+@pytest.mark.parametrize("run", [in_onnxruntime, in_openvino])
 def test_detectors(run, name):
     """With any batch size. OpenVINO finds an object more in the second image of the detector with DCNv3."""
     if run is in_openvino and name in ("Faster R-CNN", "anchor-free, DeformConv"):
@@ -143,5 +136,5 @@ def test_detection_transformers(name, batch, sizes):
     model = interop.model_to_onnx(detect, [(batch, 64, 64, 3)])
     for size in sizes:
         images = np.random.default_rng(size).normal(size=(size, 64, 64, 3)).astype(np.float32)
-        for found, expected in zip(in_onnx_runtime(model, images), jax.jit(detect)(images), strict=True):
+        for found, expected in zip(in_onnxruntime(model, images), jax.jit(detect)(images), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -13,10 +13,11 @@ import pytest
 
 import jax_dcn
 from jax_dcn import interop
+from tests.helpers.onnx import run
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.filterwarnings("ignore")]  # of jax2onnx
 pytest.importorskip("jax2onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 RNG = np.random.default_rng(0)
 
@@ -37,14 +38,6 @@ def boxes(*shape):
 def rois(*shape):
     """Images from -1 to 2, of which 0 and 1 exist."""
     return np.concatenate([RNG.integers(-1, 3, (*shape, 1)), boxes(*shape)], -1).astype(np.float32)
-
-
-def run(model, *arrays):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    names = [given.name for given in session.get_inputs()]
-    return session.run(None, dict(zip(names, arrays, strict=True)))
 
 
 def named_batch(array):

@@ -6,7 +6,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -169,34 +168,6 @@ def test_transformations_of_nnx(name, arguments):
     assert all(leaf.any() for leaf in jax.tree.leaves(gradient))
     assert_close(nnx.jit(nnx.grad(nnx.remat(squared)))(layer), gradient, 1e-4)
     np.testing.assert_array_equal(nnx.merge(*nnx.split(layer))(*inputs), layer(*inputs))
-
-
-@pytest.mark.parametrize(
-    "name, arguments", [("DeformConv", {"dtype": jnp.bfloat16}), (ATTENTION, {}), ("DCNv4", {}), (POOLING, {})], ids=str
-)
-def test_training(name, arguments):
-    """A residual block learns to shift an image or to read a pyramid, a pooling layer to pool like another one."""
-    layer, inputs = build(linen_layer, name, **arguments)
-    residual, target = inputs[0], jnp.roll(inputs[0], 1, -2)
-    if name == POOLING:
-        residual, target = 0, layer.apply(randomized(layer.params), *inputs)
-    rates = {"default": optax.adam(3e-2), "offset": optax.adam(3e-2 if name == POOLING else 3e-3)}
-    optimizer = optax.multi_transform(rates, jax_dcn.offset_labels)
-
-    def loss(params):
-        return ((residual + layer.apply(params, *inputs) - target) ** 2).mean()
-
-    @jax.jit
-    def step(carry, _):
-        params, state = carry
-        value, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state)
-        return (optax.apply_updates(params, updates), state), value
-
-    (found, _), losses = jax.lax.scan(step, (layer.params, optimizer.init(layer.params)), length=30)
-    assert losses[-1] < 0.7 * losses[0]
-    changed = jax.tree.map(lambda a, b: bool((a != b).any()) and b.dtype == jnp.float32, layer.params, found)
-    assert all(jax.tree.leaves(changed)), changed
 
 
 @pytest.mark.parametrize(

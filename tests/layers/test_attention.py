@@ -12,7 +12,6 @@ from tests.helpers.layers import (
     ATTENTION,
     CHANNELS,
     LEVELS,
-    PIXELS,
     QUERIES,
     assert_close,
     both_interfaces,
@@ -35,17 +34,6 @@ def offsets_of(layer, query):
 def random_attention(make, inputs, **arguments):
     layer = make("MultiScaleDeformableAttention", inputs, ATTENTION | arguments, spatial_shapes=LEVELS)
     return layer._replace(params=randomized(layer.params))
-
-
-@pytest.mark.parametrize("offset_scale, factor, levels", [(None, 0.5, 1), (2.0, 2.0, 2)])
-def test_boxes(offset_scale, factor, levels):
-    inputs = queries(coordinates=4, levels=levels)
-    layer = random_attention(linen_layer, inputs, num_points=(2, 4), offset_scale=offset_scale)
-    boxes = jnp.broadcast_to(inputs[1], (2, QUERIES, 2, 4))
-    boxes = jnp.repeat(boxes, jnp.array([2, 4]), -2)[..., None, :, :]
-    points = np.repeat([2, 4], [2, 4])[:, None]
-    expected = boxes[..., :2] + factor * offsets_of(layer, inputs[0]) / points * boxes[..., 2:]
-    assert_close(locations_of(layer, inputs), expected)
 
 
 @both_interfaces
@@ -86,17 +74,6 @@ def test_locations_of_the_caller(make):
     assert_close(layer.apply(layer.params, query, shared[:, :, 0], value), y)
     with pytest.raises(ValueError, match=r"reference_points must have shape .* with n = .*, got \(2, 4, 2, 8, 4\)"):
         layer.apply(layer.params, query, jnp.tile(locations, 2), value)
-
-
-def test_the_result_is_that_of_the_function():
-    inputs = queries()
-    layer = random_attention(linen_layer, inputs, num_points=(1, 4), method="discrete", use_projections=False)
-    y, locations, weights = layer.apply(layer.params, *inputs, return_sampling=True)
-    value = inputs[2].reshape(2, PIXELS, 2, 4)
-    assert_close(weights.sum(-1), jnp.ones((2, QUERIES, 2)))
-    options = {"spatial_shapes": LEVELS, "points": (1, 4), "method": "discrete"}
-    expected = jax_dcn.multi_scale_deformable_attention(value, locations, weights, **options)
-    assert_close(y, expected)
 
 
 class Mask:
@@ -159,14 +136,6 @@ def test_levels_as_an_attribute(make):
     np.testing.assert_array_equal(rows.apply(layer.params, *inputs, spatial_shapes=LEVELS), expected)
     with pytest.raises(ValueError, match=r"spatial_shapes must be .* got None"):
         layer.apply(layer.params, *inputs, spatial_shapes=None)
-
-
-def test_discrete_has_no_gradient_in_offsets():
-    inputs = queries()
-    layer = random_attention(linen_layer, inputs, method="discrete")
-    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, *inputs).sum()))(layer.params)
-    moved = {name: bool(leaves["kernel"].any()) for name, leaves in gradient.items()}
-    assert moved == {"sampling_offsets": False, "attention_weights": True, "value_proj": True, "output_proj": True}
 
 
 QUERY, REFERENCES, VALUE = queries()

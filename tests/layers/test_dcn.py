@@ -53,14 +53,6 @@ def test_dcnv4_step_by_step():
     assert_close(y, sampled * (1 - weight) + x * weight)
 
 
-@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
-@pytest.mark.parametrize("shape", [(0, 6, 6, 8), (2, 0, 6, 8)], ids=str)
-def test_empty_images(name, shape):
-    layer, _ = build(linen_layer, name, return_offsets=True, center_feature_scale=True)
-    y, offset, mask = layer.apply(layer.params, jnp.ones(shape))
-    assert (y.shape, offset.shape, mask.shape) == (shape, (*shape[:-1], 36), (*shape[:-1], 18))
-
-
 @both_interfaces
 @pytest.mark.parametrize("norm", ["layer_norm", "batch_norm"])
 def test_norms_of_a_shifted_input(make, norm):

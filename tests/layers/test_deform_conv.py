@@ -122,24 +122,6 @@ def test_partitioning_metadata():
     assert layer.apply(variables, x).shape == (5, 5, 4)
 
 
-def test_vmap_and_scan_over_stacked_layers_of_nnx():
-    x = normal(1, [2, 6, 6, 4])
-    layers = [nnx.merge(*random_state(jax_dcn.nnx.DeformConv(4, 4, 3, rngs=nnx.Rngs(seed)), seed)) for seed in range(3)]
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, layers))
-    stacked = nnx.merge(nnx.graphdef(layers[0]), states)
-    compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-
-    each = nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(stacked, x)
-    compare(each, jnp.stack([layer(x) for layer in layers]))
-    in_turn = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, stacked)
-    compare(in_turn, layers[2](layers[1](layers[0](x))))
-
-
-def random_state(layer, seed):
-    graphdef, state = nnx.split(layer)
-    return graphdef, jax.tree.map(lambda leaf: leaf + 0.1 * normal(seed, leaf.shape), state)
-
-
 def test_a_new_layer_is_an_ordinary_convolution():
     x = normal(1, [2, 8, 9, 4])
     shared = {"strides": 2, "feature_group_count": 2, "bias_init": nnx.initializers.normal(), "rngs": nnx.Rngs(0)}

@@ -168,15 +168,6 @@ def test_padding(branch, padding):
     assert_close(gradients, expected, 1e-4)
 
 
-@both_branches
-def test_no_regions(branch):
-    inputs = scores_and_regions(branch)
-    layer = pool_layer(linen_layer, inputs, offset_branch=branch, modulated=True, return_offsets=True)
-    inputs[1] = inputs[1][:0]
-    shapes = [array.shape for array in layer.apply(layer.params, *inputs)]
-    assert shapes == [(0, 5, 4, 6), (0, 2, 3, 6), (0, 2, 3, 3)]
-
-
 @pytest.mark.parametrize(
     "arguments, changes, message",
     [

@@ -7,11 +7,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-pytest.importorskip("optax")
-pytest.importorskip("matplotlib")
-pytest.importorskip("pycocotools")
-pytest.importorskip("safetensors")
-
 from examples.detr import __main__ as command
 from examples.detr import weights
 from examples.detr.data import Loading, batched, fitted
@@ -23,7 +18,6 @@ from tests.helpers import processors
 pytestmark = pytest.mark.platforms("cpu")
 
 NAN, INF = float("nan"), float("inf")
-NO_SCALES = (0, -1, NAN, INF, 1e-300, 10**400)
 NO_BOXES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
 
 
@@ -134,27 +128,20 @@ def test_settings_without_effect(model_type):
         ({"do_pad": "yes"}, "do_pad must be true or false, got 'yes'"),
         ({"size": 640}, "size must be positive integers named height and width, or shortest_edge .*, got 640"),
         ({"size": {"shortest_edge": 640}}, "size must be .*, got {'shortest_edge': 640}"),
-        ({"size": {"longest_edge": 640}}, "size must be .*, got {'longest_edge': 640}"),
         ({"size": {"height": 640, "width": 640.0}}, "size must be .*, got {'height': 640, 'width': 640.0}"),
         ({"size": {"height": 0, "width": 640}}, "size must be .*, got {'height': 0, 'width': 640}"),
-        ({"resample": "bicubic"}, "resample must be the number of a filter of PIL, 0 to 5, got 'bicubic'"),
-        ({"resample": 6}, "resample must be .*, got 6"),
         ({"size": [640, 640, 3]}, r"size must be .*, got \[640, 640, 3\]"),
-        ({"do_pad": True, "pad_size": [640, 640, 3]}, r"pad_size must be .*, got \[640, 640, 3\]"),
+        ({"resample": 6}, "resample must be the number of a filter of PIL, 0 to 5, got 6"),
+        ({"do_pad": True, "pad_size": {"height": 9}}, "pad_size must be positive integers named .*, got {'height': 9}"),
         *(
             ({"rescale_factor": value}, "rescale_factor must be a positive .*, got")
-            for value in (None, "1", *NO_SCALES)
+            for value in (None, "1", 0, -1, NAN, INF, 1e-300, 10**400)
         ),
-        ({"do_normalize": True, "image_mean": [0.5]}, r"image_mean must be a finite number .*, got \[0.5\]"),
         *(
             ({"do_normalize": True, "image_mean": value}, "image_mean must be a finite number or a list of three, got")
-            for value in (NAN, 10**400, [0, 0, -INF])
+            for value in ([0.5], NAN, [0, 0, -INF])
         ),
-        *(
-            ({"do_normalize": True, "image_std": [1, value, 1]}, "image_std must be a positive number or .*, got")
-            for value in NO_SCALES
-        ),
-        ({"do_pad": True, "pad_size": {"height": 9}}, "pad_size must be positive integers named .*, got {'height': 9}"),
+        ({"do_normalize": True, "image_std": [1, 0, 1]}, "image_std must be a positive number or .*, got"),
     ],
 )
 def test_settings_that_are_refused(settings, message, tmp_path):
@@ -170,9 +157,3 @@ def test_an_image_that_would_have_no_pixel():
     assert fitted(Example(np.zeros((1, 200, 3), np.uint8), *NO_BOXES), (64, 64), loading)[1] == (1, 64)
     with pytest.raises(ImageError, match="an image of 1 x 200 pixels would have no pixel at the size"):
         Preprocessor.from_json("deformable_detr", {}).for_training("deformable_detr", 64).shapes(1, 200)
-
-
-def test_padding_that_is_too_small():
-    processor = Preprocessor.from_json("deformable_detr", {"size": [30, 40], "pad_size": [36, 36]})
-    with pytest.raises(ValueError, match=r"pad_size must be at least \(30, 40\), .*, got \(36, 36\)"):
-        processor(processors.image(20, 20))

@@ -1,4 +1,7 @@
-"""Matching, denoising queries and losses of detection transformers, beside transformers and the authors' codes."""
+"""Matching, denoising queries and losses of detection transformers, beside transformers and the authors' codes.
+
+test_training.py has the losses of models.
+"""
 
 from functools import partial
 
@@ -8,11 +11,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-pytest.importorskip("optax")
-
-from examples.detr.criterion import DeformableDetrLosses, DFineLosses, RTDetrLosses
+from examples.detr.criterion import DFineLosses, RTDetrLosses
+from examples.detr.decoder import Detections, Outputs, Predictions
 from examples.detr.denoising import count, draw, make_denoising
-from examples.detr.distributions import Distribution
 from examples.detr.matching import Targets, assign
 from examples.library.boxes import centre_to_corners, corners_to_centre, generalised_iou, iou
 from tests.helpers import detr_training
@@ -22,36 +23,34 @@ pytestmark = pytest.mark.platforms("cpu")
 close = partial(assert_allclose, rtol=0, atol=1e-10)
 
 
-def case_of(case, padding=0, dtype="float64"):
-    """(criterion, outputs, targets, denoising queries, how many of them are the golden file's) of a golden file."""
-    golden = detr_training.read(case)
-    targets = detr_training.targets(golden.arrays, padding, dtype)
-    config, count, denoising = golden.config, 0, None
-    if case.startswith("deformable_detr"):
-        criterion = DeformableDetrLosses()
-    elif case.startswith("d_fine"):
-        criterion = DFineLosses(distribution=Distribution(config["max_num_bins"], config["up"], config["reg_scale"]))
-    else:
-        criterion, count = RTDetrLosses(), golden.meta["dn_num_split"][0]
-        denoising = detr_training.denoising(golden.arrays, targets, **detr_training.noise_settings(golden))
-    more = 0 if denoising is None else denoising.classes.shape[1] - count
-    outputs = jax.tree.map(lambda leaf: leaf.astype(dtype), detr_training.outputs(golden.arrays, count, more))
-    return golden, criterion, outputs, targets, denoising
+QUERIES, CLASSES = 20, 7
+
+
+def predictions(queries, layers=2):
+    """Random ones of two images, as D-FINE has them."""
+    random = np.random.default_rng(queries)
+    logits, corners = (random.normal(size=(layers + 1, 2, queries, *size)) for size in ((CLASSES,), (4, 33)))
+    boxes = random.uniform(0.3, 0.6, (layers + 1, 2, queries, 4))
+    first = Detections(logits[0], boxes[0])
+    return jax.tree.map(jnp.asarray, Predictions(logits[1:], boxes[1:], first, corners[1:], boxes[0]))
+
+
+def targets_of(case):
+    return detr_training.targets(detr_training.read(case).arrays)
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="num_denoising")
 def drawn(queries, targets, num_denoising):
-    draws = draw(jax.random.key(0), queries, targets, 7)
-    return make_denoising(draws, targets, classes=7, num_queries=20, num_denoising=num_denoising)
+    draws = draw(jax.random.key(0), queries, targets, CLASSES)
+    return make_denoising(draws, targets, classes=CLASSES, num_queries=QUERIES, num_denoising=num_denoising)
 
 
 def test_denoising_distributions_have_losses(x64):
     """Denoising queries that predict what the ordinary ones do, with their assignment, have the same losses."""
-    _, criterion, outputs, targets, _ = case_of("d_fine_simple/train")
-    criterion = jax.jit(criterion)
+    criterion, targets, predicted = jax.jit(DFineLosses()), targets_of("d_fine_simple/train"), predictions(QUERIES)
+    outputs = Outputs(predicted, predicted.first)
     found = criterion(outputs, targets)
-    denoising = drawn(20, targets, num_denoising=2)
-    predicted = outputs.layers
+    denoising = drawn(QUERIES, targets, num_denoising=2)
     both = criterion(outputs._replace(denoising=predicted), targets, denoising)
     assert {name: value for name, value in both.items() if "_dn" not in name} == found
     assert {name.partition("_dn_")[2] for name in both if "_dn_" in name} == {"0", "1", "pre"}
@@ -63,9 +62,11 @@ def test_denoising_distributions_have_losses(x64):
 
 def test_no_targets():
     """Without any target all losses are finite, and no denoising query has one."""
-    _, criterion, outputs, targets, _ = case_of("rt_detr_v2/train", dtype="float32")
+    targets = targets_of("rt_detr_v2/train")
     empty = Targets(targets.boxes, jnp.full_like(targets.labels, -1))
-    denoising = drawn(count(24, empty), empty, num_denoising=24)
+    number = count(24, empty)
+    denoising, predicted = drawn(number, empty, num_denoising=24), predictions(QUERIES)
+    outputs, criterion = Outputs(predicted, predicted.first, predictions(number)), RTDetrLosses()
     assert not np.any(denoising.present) and np.all(denoising.hidden[:, :48])
     loss = jax.value_and_grad(lambda outputs: sum(criterion(outputs, empty, denoising).values()))
     total, gradient = jax.jit(loss)(outputs)

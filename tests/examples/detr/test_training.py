@@ -8,12 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-
-pytest.importorskip("optax")
-pytest.importorskip("matplotlib")
+from safetensors.numpy import load_file
 
 from examples.detr import names, weights
-from tests.examples.detr.test_losses import case_of
 from tests.helpers import detr_training
 from tests.helpers.slow import slow_unless
 
@@ -24,7 +21,6 @@ DEFORMABLE_DETR_WEIGHTS = {"ce": 2, "bbox": 5, "giou": 2}
 
 
 def variables_of(case, config, dtype="float32"):
-    load_file = pytest.importorskip("safetensors.numpy").load_file
     state = load_file((detr_training.FOLDER / case).parent / "model.safetensors")
     return weights.fill(weights.make_model(config), state, config, dtype)
 
@@ -42,8 +38,9 @@ def named(tree):
 @functools.cache  # both cases of a model have the same shapes
 def program(folder, dtype=None):
     """((total, (losses, outputs)), gradient) by variables, images, mask, targets and denoising queries of a model."""
-    golden, criterion, *_ = case_of(f"{folder}/train", dtype="float32")
-    model = weights.make_model(golden.config, dtype)
+    config = detr_training.read(f"{folder}/train").config
+    model = weights.make_model(config, dtype)
+    criterion = weights.criterion(weights.Checkpoint(model, {}, config, None))
 
     def loss(params, others, images, mask, targets, denoising):
         keywords = {"mask": mask, "denoising": denoising}
@@ -61,7 +58,10 @@ def run(case, dtype, computed=None):
     There are more targets than in the golden file: they are padding, and change nothing.
     """
     folder, _, name = case.partition("/")
-    golden, _, _, targets, denoising = case_of(case, 3 + (name == "empty_image"), dtype)
+    golden, denoising = detr_training.read(case), None
+    targets = detr_training.targets(golden.arrays, 3 + (name == "empty_image"), dtype)
+    if folder.startswith("rt_detr"):
+        denoising = detr_training.denoising(golden.arrays, targets, **detr_training.noise_settings(golden))
     variables = variables_of(case, golden.config, dtype)
     mask = jnp.asarray(golden.arrays["pixel_mask"]) if folder.startswith("deformable_detr") else None
     images = detr_training.images(golden).astype(dtype)

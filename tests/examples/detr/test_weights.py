@@ -9,14 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-
-pytest.importorskip("optax")
-pytest.importorskip("matplotlib")
-pytest.importorskip("safetensors")
-
 from safetensors import numpy as safetensors
 
-from examples.detr import names, weights
+from examples.detr import weights
 from examples.detr.config import label_names
 from tests.helpers import detr_training
 
@@ -24,13 +19,24 @@ pytestmark = pytest.mark.platforms("cpu")
 
 NAMES = ("deformable_detr", "deformable_detr_two_stage", "rt_detr_v2", "d_fine_simple")
 FOLDERS = [detr_training.FOLDER / name for name in NAMES]
+RT_DETR = FOLDERS[2]
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+NESTED, PROCESSOR = "processor_config.json", "preprocessor_config.json"
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_what_is_written_is_what_was_read(folder, tmp_path):
-    weights.save(tmp_path, weights.load(folder))
-    assert json.loads((tmp_path / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
-    expected = safetensors.load_file(folder / "model.safetensors")
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a checkpoint."""
+    for name in (CONFIG, "model.safetensors"):
+        shutil.copy(RT_DETR / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", FOLDERS, ids=lambda source: source.name)
+def test_what_is_written_is_what_was_read(source, tmp_path):
+    weights.save(tmp_path, weights.load(source))
+    assert json.loads((tmp_path / CONFIG).read_text()) == json.loads((source / CONFIG).read_text())
+    expected = safetensors.load_file(source / "model.safetensors")
     found = safetensors.load_file(tmp_path / "model.safetensors")
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -38,67 +44,77 @@ def test_what_is_written_is_what_was_read(folder, tmp_path):
         assert found[name].dtype == array.dtype
 
 
-def test_names_of_heads():
-    """In transformers, those of the classes are in the decoder only with two stages."""
-    config = {"model_type": "deformable_detr", "with_box_refine": True, "two_stage": False}
-    assert names.in_file("class_embed.1.weight", config) == "class_embed.1.weight"
-    assert names.in_file("bbox_embed.1.layers.0.bias", config) == "model.decoder.bbox_embed.1.layers.0.bias"
-
-
-def test_a_file_in_parts(tmp_path):
-    folder = FOLDERS[2]
+def test_a_file_in_parts(folder):
     arrays = safetensors.load_file(folder / "model.safetensors")
     parts = [dict(list(arrays.items())[start::2]) for start in (0, 1)]
+    (folder / "model.safetensors").unlink()
     index = {}
     for number, part in enumerate(parts):
-        safetensors.save_file(part, tmp_path / f"model-{number}.safetensors")
+        safetensors.save_file(part, folder / f"model-{number}.safetensors")
         index |= dict.fromkeys(part, f"model-{number}.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    shutil.copy(folder / "config.json", tmp_path)
-    expected = weights.load(folder).variables
-    jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, expected)
+    (folder / INDEX).write_text(json.dumps({"weight_map": index}))
+    expected = weights.load(RT_DETR).variables
+    jax.tree.map(assert_array_equal, weights.load(folder).variables, expected)
     other = {name: np.asarray(array + 1) for name, array in parts[0].items()}
-    safetensors.save_file(other | parts[1], tmp_path / "model-1.safetensors")  # the index says which are meant
-    jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, expected)
+    safetensors.save_file(other | parts[1], folder / "model-1.safetensors")  # the index says which are meant
+    jax.tree.map(assert_array_equal, weights.load(folder).variables, expected)
     first, *_ = parts[1]
-    safetensors.save_file({"more": np.ones(1)} | other, tmp_path / "model-1.safetensors")
+    safetensors.save_file({"more": np.ones(1)} | other, folder / "model-1.safetensors")
     with pytest.raises(ValueError, match=rf"index.json do not fit: missing .*{first}.*; unexpected 'more'$"):
-        weights.load(tmp_path)
+        weights.load(folder)
 
 
 @pytest.mark.parametrize(
-    "index", ["[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "b", "a": "c"}}']
+    ("name", "content", "message"),
+    [
+        (CONFIG, "{", "config.json must be JSON"),
+        (CONFIG, "[" * 10**5, "config.json must be JSON"),
+        (CONFIG, "[]", r"config.json must be an object of JSON, got \[\]"),
+        (CONFIG, '{"a": 1, "a": 2}', "config.json must be JSON: 'a' occurs twice"),
+        (CONFIG, "{}", "the config must have model_type, one of deformable_detr, rt_detr"),
+        (CONFIG, {"num_labels": 5}, r"config.json does not fit: num_labels must be 7, .*, got 5"),
+        (PROCESSOR, "[]", r"preprocessor_config.json must be an object"),
+        (NESTED, '{"image_processor": {"scale": 2}}', r"/processor_config.json does not fit: .*, got 'scale'"),
+        (NESTED, '{"image_processor": "Any"}', r"image_processor in .* must be an object of JSON, got 'Any'"),
+        *(
+            (INDEX, index, r"model.safetensors.index.json must ")
+            for index in ("[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}')
+        ),
+        (INDEX, '{"weight_map": {"a": "a.pkl"}}', r"a.pkl' may hold code.*, load it in Python"),
+        ("adapter_config.json", "{}", r"must have no adapter_config.json: `merge_and_unload` of peft"),
+    ],
 )
-def test_an_index_of_nothing(index, tmp_path):
-    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(ValueError, match=r"model.safetensors.index.json must "):
-        weights.load(tmp_path)
+def test_files_that_are_refused(name, content, message, folder):
+    if name == INDEX:
+        (folder / "model.safetensors").unlink()
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((folder / name).read_text()) | content)
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        weights.load(folder)
 
 
 @pytest.mark.parametrize(("end", "value"), [("backbone.*running_mean", np.nan), ("class_embed.*weight", np.inf)])
-def test_weights_that_are_not_finite(end, value, tmp_path):
-    arrays = safetensors.load_file(FOLDERS[2] / "model.safetensors")
+def test_weights_that_are_not_finite(end, value, folder):
+    arrays = safetensors.load_file(folder / "model.safetensors")
     name = next(name for name in arrays if re.search(end, name))
     arrays[name].flat[0] = value
-    safetensors.save_file(arrays, tmp_path / "model.safetensors")
-    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
-    with pytest.raises(ValueError, match=f"{tmp_path.name} must be finite, but those in '{name}' are not"):
-        weights.load(tmp_path)
+    safetensors.save_file(arrays, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{folder.name} must be finite, but those in '{name}' are not"):
+        weights.load(folder)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
-def test_weights_of_parallel_and_compiled_models(prefix, tmp_path):
-    path, missing = tmp_path / "model.safetensors", "model.enc_output.0.weight"
-    arrays = {prefix + name: array for name, array in safetensors.load_file(FOLDERS[2] / path.name).items()}
-    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()  # which is not read
+def test_weights_of_parallel_and_compiled_models(prefix, folder):
+    path, missing = folder / "model.safetensors", "model.enc_output.0.weight"
+    arrays = {prefix + name: array for name, array in safetensors.load_file(path).items()}
+    (folder / "pytorch_model.bin").touch()  # which is not read
     safetensors.save_file(arrays, path)
-    jax.tree.map(assert_array_equal, weights.load(tmp_path).variables, weights.load(FOLDERS[2]).variables)
+    jax.tree.map(assert_array_equal, weights.load(folder).variables, weights.load(RT_DETR).variables)
     del arrays[prefix + missing]
     safetensors.save_file(arrays, path)
-    with pytest.raises(ValueError, match=rf"^{tmp_path} does not fit: .* missing '{missing}'; unexpected nothing"):
-        weights.load(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{folder} does not fit: .* missing '{missing}'; unexpected nothing"):
+        weights.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -109,32 +125,21 @@ def test_weights_of_parallel_and_compiled_models(prefix, tmp_path):
         ({"image_mean": 0.5, "do_rescale": False}, 255),
     ],
 )
-def test_means_of_another_unit(settings, white, tmp_path, caplog):
-    shutil.copy(FOLDERS[2] / "config.json", tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"do_normalize": True}))
-    with pytest.raises(FileNotFoundError, match=r"must have model.safetensors"):
-        weights.load(tmp_path)
-    said = [f"images are from 0 to {white} before" in message for message in caplog.messages if "image_mean" in message]
-    assert said == [True] * (white is not None)
-
-
-def test_folders_of_other_tools(tmp_path, caplog):
-    config = json.loads((FOLDERS[2] / "config.json").read_text()) | {"architectures": ["RTDetrForObjectDetection"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a.pkl"}}')
-    with pytest.raises(ValueError, match=r"a.pkl' may hold code.*, load it in Python"):
-        weights.load(tmp_path)
-    said = f"{tmp_path}/config.json has architectures ['RTDetrForObjectDetection']; its model_type is used"
+def test_what_is_said_of_settings(settings, white, folder, caplog):
+    """Means of another unit, and the architecture of another model."""
+    config = json.loads((folder / CONFIG).read_text()) | {"architectures": ["RTDetrForObjectDetection"]}
+    (folder / CONFIG).write_text(json.dumps(config))
+    (folder / PROCESSOR).write_text(json.dumps(settings | {"do_normalize": True}))
+    weights.load(folder)
+    said = f"{folder}/config.json has architectures ['RTDetrForObjectDetection']; its model_type is used"
     assert caplog.messages[0] == said
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"must have no adapter_config.json: `merge_and_unload` of peft"):
-        weights.load(tmp_path)
+    of_means = [message for message in caplog.messages if "image_mean" in message]
+    assert [f"images are from 0 to {white} before" in message for message in of_means] == [True] * (white is not None)
 
 
 @pytest.mark.slow
 def test_other_classes():
-    checkpoint = weights.load(FOLDERS[2])
+    checkpoint = weights.load(RT_DETR)
     known = checkpoint.labels[3]
     adapted = weights.adapt(checkpoint, ["cat", known], jax.random.key(0))
     assert adapted.labels == ["cat", known] and len(checkpoint.labels) == 7
@@ -155,55 +160,23 @@ def test_other_classes():
     weights.fill(adapted.model, weights.to_file(adapted), adapted.config)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "config.json must be JSON"),
-        ("[" * 10**5, "config.json must be JSON"),
-        ("[]", r"config.json must be an object of JSON, got \[\]"),
-        ('{"a": 1, "a": 2}', "config.json must be JSON: 'a' occurs twice"),
-        ("{}", "the config must have model_type, one of deformable_detr, rt_detr"),
-    ],
-)
-def test_configs_that_are_none(content, message, tmp_path):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        weights.load(tmp_path)
+def test_settings_of_other_systems(folder):
+    """A byte order mark before UTF-8; and in the file of transformers 5, settings that come before the other ones."""
+    (folder / CONFIG).write_text((RT_DETR / CONFIG).read_text(), "utf-8-sig")
+    (folder / PROCESSOR).write_text('{"size": [64, 32]}')
+    for content, size in ({"processor_class": "Any"}, [64, 32]), ({"image_processor": {"size": [32, 96]}}, [32, 96]):
+        (folder / NESTED).write_text(json.dumps(content))
+        found = weights.load(folder)
+        assert found.processor.settings["size"] == size and found.config == weights.load(RT_DETR).config
 
 
-def test_files_of_other_systems(tmp_path):
-    """A byte order mark before UTF-8, and another processor file that is no object."""
-    shutil.copy(FOLDERS[2] / "model.safetensors", tmp_path)
-    (tmp_path / "config.json").write_text((FOLDERS[2] / "config.json").read_text(), "utf-8-sig")
-    assert weights.load(tmp_path).config == weights.load(FOLDERS[2]).config
-    (tmp_path / "preprocessor_config.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"preprocessor_config.json must be an object"):
-        weights.load(tmp_path)
-
-
-def test_the_processor_file_of_transformers_5(tmp_path):
-    """Settings inside of it come before those of the other file."""
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(FOLDERS[2] / name, tmp_path)
-    path, other = tmp_path / "processor_config.json", tmp_path / "preprocessor_config.json"
-    other.write_text('{"size": [64, 32]}')
-    for content, size in (
-        ({"processor_class": "Any"}, [64, 32]),
-        ({"image_processor": {"size": [32, 96]}}, [32, 96]),
-    ):
-        path.write_text(json.dumps(content))
-        assert weights.load(tmp_path).processor.settings["size"] == size
-    path.write_text('{"image_processor": {"scale": 2}}')
-    with pytest.raises(ValueError, match=r"/processor_config.json does not fit: .*, got 'scale'"):
-        weights.load(tmp_path)
-    path.write_text('{"image_processor": "Any"}')
-    with pytest.raises(ValueError, match=r"image_processor in .* must be an object of JSON, got 'Any'"):
-        weights.load(tmp_path)
-
-
-def test_a_name_on_the_hub():
-    with pytest.raises(FileNotFoundError, match=r"PekingU/rtdetr_v2_r18vd must be a folder .*; `hf download NAME"):
+def test_folders_that_are_no_checkpoints(folder):
+    hint = r"PekingU/rtdetr_v2_r18vd must be a folder with config.json.*; `hf download NAME"
+    with pytest.raises(FileNotFoundError, match=hint):
         weights.load("PekingU/rtdetr_v2_r18vd")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"must have model.safetensors or model.safetensors.index.json or"):
+        weights.load(folder)
 
 
 NAMED = {"id2label": {"0": "red", "1": "N/A", "2": "N/A"}}
@@ -226,27 +199,9 @@ def test_names_of_classes(config, names):
 @pytest.mark.parametrize(
     ("field", "values"),
     {
-        "id2label": [
-            {"0": "red", "2": "yellow"},
-            {"1": "red", "2": "yellow"},
-            {"-1": "red", "0": "yellow"},
-            {"0": "red", 0: "red"},
-            {"0": "red", "00": "yellow"},
-            {"0": "red", "1": None},
-            {"0": 3},
-            {"red": "red"},
-            {},
-            ["red", "yellow"],
-            2,
-        ],
-        "num_labels": [5, 2, "3"],
-        "label2id": [
-            {"red": 1, "N/A": 2},
-            {"red": 0},
-            {"red": 0, "N/A": 1, "blue": 3},
-            {"red": None, "N/A": 1},
-            ["red"],
-        ],
+        "id2label": [{"0": "red", "2": "yellow"}, {"0": "red", "00": "yellow"}, {"0": None}, {"red": "red"}, {}, 2],
+        "num_labels": [5, "3"],
+        "label2id": [{"red": 1, "N/A": 2}, {"red": 0}, {"red": 0, "N/A": 1, "blue": 3}, {"red": None, "N/A": 1}, 2],
     }.items(),
 )
 def test_names_of_classes_that_contradict(field, values):
@@ -255,19 +210,15 @@ def test_names_of_classes_that_contradict(field, values):
             label_names(NAMED | {field: value})
 
 
-def test_the_file_with_wrong_names_of_classes(tmp_path):
-    config = json.loads((FOLDERS[2] / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_labels": 5}))
-    with pytest.raises(ValueError, match=r"config.json does not fit: num_labels must be 7, .*, got 5"):
-        weights.load(tmp_path)
-    for count in (0, -1, "2", True):
-        with pytest.raises(ValueError, match="num_labels must be a positive integer"):
-            label_names({"num_labels": count})
+@pytest.mark.parametrize("count", [0, -1, "2", True])
+def test_numbers_of_classes(count):
+    with pytest.raises(ValueError, match="num_labels must be a positive integer"):
+        label_names({"num_labels": count})
 
 
 def test_more_proposals_than_pixels():
     """Parameters are made for small images, which have fewer pixels than proposals are asked for."""
-    config = json.loads((FOLDERS[1] / "config.json").read_text())
+    config = json.loads((FOLDERS[1] / CONFIG).read_text())
     backbone = config["backbone_config"] | {"out_features": ["stage4"], "out_indices": [4]}
     config |= {"num_feature_levels": 1, "two_stage_num_proposals": 500, "backbone_config": backbone}
     weights.shapes(weights.make_model(config))

@@ -1,7 +1,6 @@
 """The operands that tests share, random problems of any shape, and the folder of the golden files."""
 
 import dataclasses
-import functools
 import math
 import pathlib
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-import jax_dcn
+from tests.helpers.case import Case
 
 from . import numpy_reference
 
@@ -25,7 +24,7 @@ class Operands(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
+class Attention(Case):
     """A multi_scale_deformable_attention, with uneven points."""
 
     spatial_shapes: tuple[tuple[int, int], ...] = ((5, 6), (3, 2))
@@ -36,9 +35,12 @@ class Attention:
     method: str = "bilinear"
     on_grid: bool = False
 
-    def with_backend(self, backend=None, **options):
-        keywords = {"spatial_shapes": self.spatial_shapes, "points": self.points, "method": self.method}
-        return functools.partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend, **options)
+    function, reference = "multi_scale_deformable_attention", numpy_reference
+    result = property(lambda self: (self.queries, self.heads * self.channels))
+
+    @property
+    def keywords(self):
+        return {"spatial_shapes": self.spatial_shapes, "points": self.points, "method": self.method}
 
     def operands(self, seed=0, lead=()):
         random = np.random.default_rng(seed)
@@ -52,19 +54,9 @@ class Attention:
             locations = random.integers(-3, 2 * size + 4, (*taps, 2)) / (2 * size)
         return Operands(value, locations, random.normal(size=taps))
 
-    def cotangent(self, seed=9, lead=()):
-        return np.random.default_rng(seed).normal(size=(*lead, self.queries, self.heads * self.channels))
-
-    def expected(self, cotangent, operands):
-        """The result and the gradients, by the numpy reference."""
-        cotangent = cotangent.reshape(self.queries, self.heads, self.channels)
-        levels = self.spatial_shapes, self.points, self.method
-        out, *gradients = numpy_reference.attention(*operands, cotangent, *levels)
-        return out.reshape(self.queries, -1), Operands(*gradients)
-
 
 @dataclasses.dataclass(frozen=True)
-class Convolution:
+class Convolution(Case):
     """A dcnv3."""
 
     kernel_size: tuple[int, int] = (3, 3)
@@ -78,10 +70,13 @@ class Convolution:
     image: tuple[int, int] = (7, 5)
     on_grid: bool = False
 
-    def with_backend(self, backend=None, **options):
+    function, reference = "dcnv3", numpy_reference
+    result = property(lambda self: (*self.output_size, self.groups * self.channels))
+
+    @property
+    def keywords(self):
         names = ("kernel_size", "strides", "padding", "kernel_dilation", "offset_scale", "remove_center", "groups")
-        keywords = {name: getattr(self, name) for name in names}
-        return functools.partial(jax_dcn.dcnv3, **keywords, backend=backend, **options)
+        return {name: getattr(self, name) for name in names}
 
     @property
     def taps(self):
@@ -99,32 +94,6 @@ class Convolution:
         shape = (*taps[:-1], 2 * taps[-1])
         offset = random.integers(-4, 5, shape) / 2 if self.on_grid else random.normal(size=shape) * 1.5
         return Operands(x, offset, random.normal(size=taps))
-
-    def cotangent(self, seed=9, lead=()):
-        shape = (*lead, *self.output_size, self.groups * self.channels)
-        return np.random.default_rng(seed).normal(size=shape)
-
-    def expected(self, cotangent, operands):
-        """The result and the gradients, by the numpy reference."""
-        window = (
-            self.kernel_size,
-            self.strides,
-            [low for low, _ in self.padding],
-            self.kernel_dilation,
-            self.offset_scale,
-            self.remove_center,
-        )
-        split = (self.groups, -1)
-        x, offset, mask = operands
-        out, *gradients = numpy_reference.dcnv3(
-            x.reshape(*x.shape[:-1], *split),
-            offset.reshape(*offset.shape[:-1], self.groups, self.taps, 2),
-            mask.reshape(*mask.shape[:-1], *split),
-            cotangent.reshape(*cotangent.shape[:-1], *split),
-            window,
-        )
-        pairs = zip(gradients, operands, strict=True)
-        return out.reshape(cotangent.shape), Operands(*(g.reshape(array.shape) for g, array in pairs))
 
 
 CASES = {

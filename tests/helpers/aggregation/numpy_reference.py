@@ -11,10 +11,10 @@ import numpy as np
 from tests.helpers.deform_conv.numpy_reference import axis_corners
 
 
-def attention(value, locations, weights, cotangent, spatial_shapes, points, method="bilinear"):
+def multi_scale_deformable_attention(value, locations, weights, cotangent, spatial_shapes, points, method):
     """(result, gradients of value, locations, weights) of sum(result * cotangent).
 
-    value [S, M, D], locations [Q, M, T, 2], weights [Q, M, T], cotangent [Q, M, D]; points: of each level.
+    value [S, M, D], locations [Q, M, T, 2], weights [Q, M, T], cotangent [Q, M·D]; points: of each level.
     """
     starts = np.cumsum([0, *(height * width for height, width in spatial_shapes)])
     levels = [level for level, count in enumerate(points) for _ in range(count)]
@@ -29,39 +29,34 @@ def attention(value, locations, weights, cotangent, spatial_shapes, points, meth
                 corners = [(nearest(y, height), nearest(x, width), 1.0 if y == y and x == x else math.nan, 0.0, 0.0)]
             yield tap, [(int(starts[level]) + row * width + column, *rest) for row, column, *rest in corners]
 
-    return aggregate(value, weights, cotangent, samples)
+    out, *gradients = aggregate(value, weights, cotangent.reshape(*weights.shape[:2], -1), samples)
+    return out.reshape(cotangent.shape), *gradients
 
 
-def dcnv3(x, offset, mask, cotangent, window):
-    """The same for x [H, W, M, D], offset [Ho, Wo, M, K, 2], mask [Ho, Wo, M, K], cotangent [Ho, Wo, M, D].
-
-    window: kernel_size, strides, padding (above, left), kernel_dilation, offset_scale, remove_center.
-    """
-    height, width, *_ = x.shape
-    rows, columns, _, _, _ = offset.shape
-    (kernel_rows, kernel_columns), strides, padding, dilation, scale, remove_center = window
-    cells = list(itertools.product(range(kernel_columns), range(kernel_rows)))  # the column is the outer loop
+def dcnv3(
+    x, offset, mask, cotangent, kernel_size, strides, padding, kernel_dilation, offset_scale, remove_center, groups
+):
+    """The same for the operands of the function, with padding ((above, below), (left, right))."""
+    height, width, _ = x.shape
+    columns = offset.shape[1]
+    cells = list(itertools.product(range(kernel_size[1]), range(kernel_size[0])))  # the column is the outer loop
     if remove_center:
-        cells.remove((kernel_columns // 2, kernel_rows // 2))
-    half = [dilation[axis] * (window[0][axis] - 1) // 2 for axis in range(2)]
+        cells.remove((kernel_size[1] // 2, kernel_size[0] // 2))
+    half = [dilation * (taps - 1) // 2 for dilation, taps in zip(kernel_dilation, kernel_size, strict=True)]
+    offsets = offset.reshape(-1, groups, len(cells), 2)
 
     def samples(query, head):
         row, column = divmod(query, columns)
         for tap, (j, i) in enumerate(cells):
-            dx, dy = offset[row, column, head, tap].tolist()
-            y = row * strides[0] - padding[0] + half[0] + (i * dilation[0] - half[0] + dy) * scale
-            x = column * strides[1] - padding[1] + half[1] + (j * dilation[1] - half[1] + dx) * scale
-            corners = bilinear(y, x, height, width, scale, scale)
+            dx, dy = offsets[query, head, tap].tolist()
+            y = row * strides[0] - padding[0][0] + half[0] + (i * kernel_dilation[0] - half[0] + dy) * offset_scale
+            x = column * strides[1] - padding[1][0] + half[1] + (j * kernel_dilation[1] - half[1] + dx) * offset_scale
+            corners = bilinear(y, x, height, width, offset_scale, offset_scale)
             yield tap, [(row * width + column, *rest) for row, column, *rest in corners]
 
-    flat = [array.reshape(-1, *array.shape[2:]) for array in (x, mask, cotangent)]
-    out, d_x, d_offset, d_mask = aggregate(*flat, samples)
-    return (
-        out.reshape(rows, columns, *out.shape[1:]),
-        d_x.reshape(x.shape),
-        d_offset.reshape(offset.shape),
-        d_mask.reshape(mask.shape),
-    )
+    split = (array.reshape(-1, groups, array.shape[-1] // groups) for array in (x, mask, cotangent))
+    results = aggregate(*split, samples)
+    return tuple(found.reshape(like.shape) for found, like in zip(results, (cotangent, x, offset, mask), strict=True))
 
 
 def aggregate(value, weights, cotangent, samples):

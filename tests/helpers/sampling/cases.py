@@ -1,14 +1,13 @@
 """The operands that tests share, random problems of any shape, and the folder of the golden files."""
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
-import jax_dcn
+from tests.helpers.case import Case
 
 from . import numpy_reference
 
@@ -25,7 +24,7 @@ class Operands(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class Grid(Case):
     """A grid_sample. With `on_grid`, positions are exact: on centres, edges and between them."""
 
     image: tuple[int, ...] = (5, 4)
@@ -36,12 +35,12 @@ class Grid:
     align_corners: bool = False
     on_grid: bool = False
 
+    function, reference = "grid_sample", numpy_reference
+    result = property(lambda self: (*self.points, self.channels))
+
     @property
     def keywords(self):
         return {name: getattr(self, name) for name in ("method", "padding_mode", "align_corners")}
-
-    def with_backend(self, backend=None):
-        return functools.partial(jax_dcn.grid_sample, **self.keywords, backend=backend)
 
     def operands(self, seed=0, lead=()):
         random = np.random.default_rng(seed)
@@ -53,17 +52,9 @@ class Grid:
             grid = pixels * 2 / np.maximum(size - 1, 1) - 1 if self.align_corners else (2 * pixels + 1) / size - 1
         return Operands(random.normal(size=(*lead, *self.image, self.channels)), grid)
 
-    def cotangent(self, seed=9, lead=()):
-        return np.random.default_rng(seed).normal(size=(*lead, *self.points, self.channels))
-
-    def expected(self, cotangent, operands):
-        """The result and the gradients, by the numpy reference."""
-        out, *gradients = numpy_reference.grid_sample(*operands, cotangent, **self.keywords)
-        return out, Operands(*gradients)
-
 
 @dataclasses.dataclass(frozen=True)
-class Map:
+class Map(Case):
     """A map_coordinates of an input with channels."""
 
     image: tuple[int, ...] = (5, 4)
@@ -73,8 +64,9 @@ class Map:
     mode: str = "constant"
     on_grid: bool = False
 
-    def with_backend(self, backend=None):
-        return functools.partial(jax_dcn.map_coordinates, order=self.order, mode=self.mode, backend=backend)
+    function, reference = "map_coordinates", numpy_reference
+    result = property(lambda self: (*self.points, self.channels))
+    keywords = property(lambda self: {"order": self.order, "mode": self.mode})
 
     def operands(self, seed=0):
         random = np.random.default_rng(seed)
@@ -85,14 +77,6 @@ class Map:
         else:
             coordinates = random.uniform(-2 * size - 3, 3 * size + 3, shape)
         return Operands(random.normal(size=(*self.image, self.channels)), coordinates)
-
-    def cotangent(self, seed=9):
-        return np.random.default_rng(seed).normal(size=(*self.points, self.channels))
-
-    def expected(self, cotangent, operands):
-        """The result and the gradients, by the numpy reference."""
-        out, *gradients = numpy_reference.map_coordinates(*operands, cotangent, self.order, self.mode)
-        return out, Operands(*gradients)
 
 
 CASES = {

@@ -1,4 +1,4 @@
-"""The notebook runs, and shows the layer of the start page."""
+"""The notebook, which shows the layer of the start page, and the flow between two images by `grid_sample`."""
 
 import json
 import re
@@ -6,7 +6,10 @@ import tomllib
 
 import numpy as np
 import pytest
+from matplotlib import pyplot
+from PIL import Image
 
+from examples import flow
 from tests.helpers.pages import ROOT
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -20,7 +23,7 @@ def cells():
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_it_is_stored_without_results_and_installs_this_repository():
+def test_the_notebook_is_stored_without_results_and_installs_this_repository():
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         assert not cell.get("outputs") and cell.get("execution_count") is None and not cell["metadata"]
     (command,) = [source for source in cells() if source.startswith("%")]
@@ -32,8 +35,7 @@ def test_it_is_stored_without_results_and_installs_this_repository():
 
 
 @pytest.mark.thorough
-def test_it_runs():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+def test_the_notebook_runs():
     names = {"__name__": "__main__"}
     for source in cells():
         if not source.startswith("%"):
@@ -42,3 +44,13 @@ def test_it_runs():
     assert names["loss"] < 1e-6
     assert names["axes"].collections
     pyplot.close("all")
+
+
+def test_the_flow_is_found(tmp_path, capsys):
+    flow.main(["--steps", "200", "--out", str(tmp_path / "flow.png")])
+    printed = capsys.readouterr().out
+    first, last = map(float, re.search(r"The loss fell from (\S+) to (\S+)\.\n", printed).groups())
+    motion, error = map(float, re.search(r"flow, (\S+) pixels on average, is wrong by (\S+) pixels", printed).groups())
+    assert last < first / 50 and error < 0.2 * motion
+    with Image.open(tmp_path / "flow.png") as picture:
+        assert len(picture.convert("RGB").getcolors(10**7)) > 50

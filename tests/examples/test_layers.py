@@ -1,0 +1,82 @@
+"""Layers of the detectors, beside those of Flax."""
+
+import itertools
+import re
+from collections import Counter
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from examples.detr.layers import LayerNorm
+from examples.library.convolution import Conv
+from examples.library.pooling import max_pool
+from tests.helpers.lowered import lowered_for
+
+pytestmark = pytest.mark.platforms("cpu")
+
+CONVOLUTIONS = [
+    {"kernel_size": (3, 3), "padding": 1, "strides": 2},
+    {"kernel_size": (1, 1), "use_bias": False, "dtype": jnp.bfloat16},
+    {"kernel_size": (5, 5), "feature_group_count": 16, "padding": "VALID"},
+    {"kernel_size": (3, 3), "padding": "CIRCULAR", "kernel_dilation": 2},
+]
+PAIRS = [
+    *((Conv(32, **options), nn.Conv(32, **options), jnp.float32) for options in CONVOLUTIONS),
+    *(
+        (LayerNorm(1e-5, dtype), nn.LayerNorm(1e-5, use_fast_variance=False, dtype=dtype), data)
+        for dtype, data in itertools.product([None, jnp.bfloat16], [jnp.float32, jnp.bfloat16])
+    ),
+]
+
+
+@pytest.mark.parametrize("ours, theirs, data", PAIRS)
+def test_parameters_results_and_gradients(ours, theirs, data):
+    x = jnp.asarray(3 + 2 * np.random.default_rng(0).normal(size=(2, 9, 8, 16)), data)
+    first, expected = (layer.init(jax.random.key(0), x) for layer in (ours, theirs))
+    assert jax.tree.all(jax.tree.map(np.array_equal, first, expected))
+    variables = jax.tree.map(lambda leaf: leaf + jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), first)
+    results, pullbacks = zip(*(jax.vjp(layer.apply, variables, x) for layer in (ours, theirs)), strict=True)
+    cotangent = jnp.cos(jnp.arange(results[1].size)).reshape(results[1].shape).astype(results[1].dtype)
+    found, expected = ([y, *jax.tree.leaves(pull(cotangent))] for y, pull in zip(results, pullbacks, strict=True))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        is_coarse = jnp.bfloat16 in (one.dtype, isinstance(ours, Conv) and ours.dtype)
+        rounding = 2.0**-7 if is_coarse else 2.0**-20
+        assert_allclose(*map(np.float32, (one, other)), 0, rounding * np.abs(np.float32(other)).max())
+
+
+def test_an_input_that_is_spread_is_refused():
+    with pytest.raises(ValueError, match=r"input_dilation must be 1, got \(2, 2\)"):
+        Conv(4, (3, 3), input_dilation=2).init(jax.random.key(0), jnp.ones((1, 4, 4, 2)))
+
+
+WINDOWS = [((2, 2), (1, 1)), ((3, 3), (2, 2), ((1, 1), (1, 1))), ((2, 3), (2, 1), ((0, 1), (2, 0)))]
+
+
+def pull_back(pool, window, x):
+    result, pullback = jax.vjp(lambda x: pool(x, *window), x)
+    return result, pullback(1 + jnp.arange(result.size, dtype=result.dtype).reshape(result.shape))[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_bits_of_a_pooling(window, dtype):
+    x = np.random.default_rng(0).integers(-2, 3, (2, 7, 8, 5))  # many pixels are equal
+    x = jnp.asarray(x, dtype).at[1, 2, 2].set(-jnp.inf)
+    for found, expected in zip(pull_back(max_pool, window, x), pull_back(nn.max_pool, window, x), strict=True):
+        assert found.dtype == expected.dtype
+        assert_array_equal(found, expected)
+    x = x.at[0, 3, 3, 0].set(jnp.nan)
+    assert_array_equal(*(np.float32(pool(x, *window)) for pool in (max_pool, nn.max_pool)))
+
+
+def test_a_pooling_on_a_gpu_has_the_operations_of_flax():
+    counts = []
+    for pool in (max_pool, nn.max_pool):
+        text = lowered_for("cuda", lambda x, pool=pool: pull_back(pool, WINDOWS[-1], x), jnp.ones((1, 8, 8, 2)))
+        counts.append(Counter(re.findall(r"stablehlo\.(slice|select|select_and_scatter)\b", text)))
+    assert counts[0] == counts[1] and "select_and_scatter" in counts[0]
