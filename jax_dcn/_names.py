@@ -14,6 +14,7 @@ _FOREIGN_NAMES = {
     "multi_scale_deformable_attention": "ms_deform_attn multi_scale_deformable_attn_pytorch",
     "nms": "batched_nms",
     "ps_roi_align": "PSRoIAlign",
+    "resize": "interpolate upsample",
     "roi_align": "RoIAlign ROIAlign MultiScaleRoIAlign",
 }
 FOREIGN = {foreign: name for name, names in _FOREIGN_NAMES.items() for foreign in names.split()}

@@ -129,8 +129,8 @@ def model_to_onnx(
 
     jax2onnx writes what JAX itself computes. The operators of this package become nodes of ONNX: `deform_conv1d` and
     `deform_conv2d` become ``DeformConv``, `roi_align` ``RoiAlign``, `nms` ``NonMaxSuppression``, and
-    `multi_scale_deformable_attention`, `dcnv3`, `grid_sample` and `map_coordinates` ``GridSample``, whatever their
-    ``backend``. So do the layers that use them. These nodes compute in float32.
+    `multi_scale_deformable_attention`, `dcnv3`, `grid_sample`, `map_coordinates` and `resize` ``GridSample``, whatever
+    their ``backend``. So do the layers that use them. These nodes compute in float32.
 
     Args:
       function: The function. Close over variables: ``lambda images: model.apply(variables, images)``.

@@ -102,6 +102,7 @@ BATCHED = {
         normal(2, 4, 5, 6, 3),
         uniform(-1.5, 1.5, 2, 4, 5, 6, 3),
     ),
+    "resize": (partial(jax_dcn.resize, size=(20, 7)), "GridSample", X),
     "roi_align": (pool, "RoiAlign", X, rois(2, 12)),
     "nms": (
         suppress,

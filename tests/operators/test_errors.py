@@ -189,6 +189,18 @@ WRONG_GRID = [
     ({"data_format": "NDHWC"}, ValueError, ["data_format must", "2 axes", "'NDHWC'"]),
     ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
+RESIZED = {"x": IMAGES, "size": (7, 9)}
+WRONG_RESIZE = [
+    ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
+    ({"x": IMAGES[0, 0], "data_format": "NCHW"}, ValueError, ["x must", "[..., C, H, W]", "(6, 3)"]),
+    ({"x": IMAGES.astype(jnp.uint8)}, TypeError, ["x must", "float32", "uint8"]),
+    ({"size": (7, 0)}, ValueError, ["size must", "positive", "(7, 0)"]),
+    ({"size": 2.0}, TypeError, ["size must", "2.0"]),
+    ({"method": "nearest"}, ValueError, ["method must", "'bicubic'", "'nearest'"]),
+    ({"align_corners": None}, ValueError, ["align_corners must", "None"]),
+    ({"data_format": "NDHWC"}, ValueError, ["data_format must", "'NCHW'", "'NDHWC'"]),
+    ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
+]
 MAP = {"input": ones((5, 6)), "coordinates": [zeros(3), zeros(3)], "order": 1}
 WRONG_MAP = [
     ({"input": [[1.0]]}, TypeError, ["input must", "array", "list"]),
@@ -247,6 +259,7 @@ WRONG = [
     *((jax_dcn.deform_psroi_pool, POOL, *row) for row in WRONG_POOLING),
     *((function, ALIGN, *row) for function, *row in WRONG_ALIGN),
     *((jax_dcn.grid_sample, GRID, *row) for row in WRONG_GRID),
+    *((jax_dcn.resize, RESIZED, *row) for row in WRONG_RESIZE),
     *((jax_dcn.map_coordinates, MAP, *row) for row in WRONG_MAP),
 ]
 
@@ -279,6 +292,7 @@ def test_the_good_arguments_are_good():
     for function in GRADIENTS:
         trace(function, GRADIENT)
     assert trace(jax_dcn.grid_sample, GRID).shape == (2, 7, 3)
+    assert trace(jax_dcn.resize, RESIZED).shape == (2, 7, 9, 3)
     assert trace(jax_dcn.map_coordinates, MAP).shape == (3,)
 
 

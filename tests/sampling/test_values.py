@@ -16,6 +16,7 @@ import jax_dcn
 from tests.helpers.deform_conv.cases import BACKENDS, assert_close
 from tests.helpers.operators import pull_back
 from tests.helpers.pages import ROOT
+from tests.helpers.sampling import numpy_reference
 from tests.helpers.sampling.cases import CASES, GOLDEN, MODES, Grid
 from tests.helpers.slow import slow_unless
 
@@ -221,6 +222,50 @@ def test_channels_first(image):
     x, grid = (array.astype(np.float32) for array in case.operands(lead=(2, 3)))
     found = jax_dcn.grid_sample(np.moveaxis(x, -1, 2), grid, data_format="NCHW" if len(image) == 2 else "NCDHW")
     assert_array_equal(found, np.moveaxis(jax_dcn.grid_sample(x, grid), -1, 2))
+
+
+# The shapes of images, and the sizes that they get: larger, smaller, equal, and of one pixel.
+RESIZED = [((2, 3, 5, 4, 6), (9, 7)), ((7, 9, 1), (3, 4)), ((1, 5, 6, 2), (5, 1)), ((1, 3, 3), (4, 2)), ((4, 1, 1), (1, 3))]
+each_resize = pytest.mark.parametrize("method, align_corners", itertools.product(["bilinear", "bicubic"], [False, True]))
+
+
+@on_both
+@each_resize
+@pytest.mark.parametrize("shape, size", RESIZED)
+def test_resize(shape, size, method, align_corners, backend, x64):
+    x = np.random.default_rng(0).normal(size=shape)
+    cotangent = np.random.default_rng(1).normal(size=(*shape[:-3], *size, shape[-1]))
+    function = functools.partial(jax_dcn.resize, size=size, method=method, align_corners=align_corners, backend=backend)
+    result, (gradient,) = pull_back(function, cotangent, (x,))
+    expected, of_x = numpy_reference.resize(x, size, cotangent, method, align_corners)
+    assert_close((result, gradient), (expected, of_x))
+    channels_first = jax_dcn.resize(
+        np.moveaxis(x, -1, -3), size, method=method, align_corners=align_corners, data_format="NCHW", backend=backend
+    )
+    assert_array_equal(channels_first, np.moveaxis(result, -1, -3))
+
+
+@each_resize
+def test_resize_is_interpolate_of_torch(method, align_corners, x64):
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    for height, width, *size in itertools.product([1, 2, 7], [5, 16], [1, 3, 7, 20], [1, 5, 12]):
+        x, cotangent = random.normal(size=(2, height, width, 3)), random.normal(size=(2, *size, 3))
+        function = functools.partial(jax_dcn.resize, size=size, method=method, align_corners=align_corners)
+        result, (gradient,) = pull_back(function, cotangent, (x,))
+        image = torch.tensor(np.moveaxis(x, -1, 1), requires_grad=True)
+        theirs = torch.nn.functional.interpolate(image, size, mode=method, align_corners=align_corners)
+        theirs.backward(torch.tensor(np.moveaxis(cotangent, -1, 1)))
+        assert_close(np.moveaxis(result, -1, 1), theirs.detach().numpy())
+        assert_close(np.moveaxis(gradient, -1, 1), image.grad.numpy())
+
+
+def test_positions_of_resize_do_not_depend_on_the_type_of_images():
+    x = np.random.default_rng(0).normal(size=(40, 3, 2))
+    exact, _ = numpy_reference.resize(x.astype(jnp.bfloat16).astype(float), (999, 5), np.zeros((999, 5, 2)), "bilinear", 0)
+    resized = jax_dcn.resize(x.astype(jnp.bfloat16), (999, 5))
+    assert resized.dtype == jnp.bfloat16
+    assert_allclose(resized.astype(np.float32), exact, rtol=2**-8, atol=1e-5)
 
 
 @on_both

@@ -16,6 +16,8 @@ from jax_dcn._operators.sampling.arguments import (
     CanonicalCall,
     canonicalize_coordinates,
     canonicalize_grid,
+    canonicalize_size,
+    is_channels_first,
 )
 from jax_dcn._operators.sampling.primitive import deform_sampling
 from jax_dcn._primitive.jax_internals import reshape
@@ -80,10 +82,54 @@ def grid_sample(
       >>> jax_dcn.grid_sample(x, grid, align_corners=True)[:, 0]
       Array([5.5, 0. , 7. ], dtype=float32)
     """
-    call = canonicalize_grid(**locals())
-    out = _sample(call, backend).astype(jnp.asarray(x).dtype)
-    channels_first = bool(data_format) and str(data_format)[1] == "C"
-    return jnp.moveaxis(out, -1, out.ndim - 1 - len(call.points)) if channels_first else out
+    return _sample_as(canonicalize_grid(**locals()), x, data_format, backend)
+
+
+def resize(
+    x: ArrayLike,
+    size: int | tuple[int, int],
+    *,
+    method: Literal["bilinear", "bicubic"] = "bilinear",
+    align_corners: bool = False,
+    data_format: Literal["NHWC", "NCHW"] = "NHWC",
+    backend: Literal["reference"] | None = None,
+) -> jax.Array:
+    """Resizes images, as `torch.nn.functional.interpolate` does with a `size` and without antialiasing.
+
+    Along an axis that is resized from s to t pixels, pixel i of the result lies at::
+
+        p = (i + 0.5) · s / t - 0.5        align_corners=False
+        p = i · (s - 1) / (t - 1)          align_corners=True; 0 if t = 1
+
+    "bilinear" interpolates between the 2 pixels next to p along each axis, "bicubic" between 4 (a = -0.75). The
+    outermost pixels continue outside. There is no antialiasing: where an image becomes much smaller, some of its pixels
+    are not read. (`jax.image.resize` has antialiasing by default, and its "cubic" has a = -0.5.)
+
+    It runs the kernels of :func:`jax_dcn.grid_sample`, has derivatives to any order, and is sharded like it.
+
+    Args:
+      x: [..., H, W, C]; float16, bfloat16, float32 or float64. With any number of leading dimensions, none included.
+      size: height and width of the result in pixels; an int means a square.
+      method: "bilinear" or "bicubic".
+      align_corners: whether the centres of the corner pixels stay in the corners, not the edges of the image.
+      data_format: "NHWC", or "NCHW" for [..., C, H, W] and such a result. N stands for all leading dimensions.
+      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
+
+    Returns:
+      [..., height, width, C], of x's type. Positions, weights and sums are float32 or wider.
+
+    Raises:
+      TypeError: an argument has a wrong type, or x has a dtype that is not supported.
+      ValueError: x has too few dimensions, or an option has an unknown value.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.array([[0.0, 4.0], [8.0, 12.0]])[..., None]
+      >>> jax_dcn.resize(x, (2, 4))[..., 0]
+      Array([[ 0.,  1.,  3.,  4.],
+             [ 8.,  9., 11., 12.]], dtype=float32)
+    """
+    return _sample_as(canonicalize_size(**locals()), x, data_format, backend)
 
 
 @by_standard_rules
@@ -180,6 +226,12 @@ def _shifted(coordinate: jax.Array, order: int) -> jax.Array:
     """The coordinate of the same pixels in an image with one more in front."""
     rounds = order == 0 and jnp.issubdtype(coordinate.dtype, jnp.floating)
     return (lax.round(coordinate, lax.RoundingMethod.AWAY_FROM_ZERO) if rounds else coordinate) + 1
+
+
+def _sample_as(call: CanonicalCall, x: ArrayLike, data_format: DataFormat | None, backend: Any) -> jax.Array:
+    """The samples, of the type and the layout of x."""
+    out = _sample(call, backend).astype(jnp.asarray(x).dtype)
+    return jnp.moveaxis(out, -1, out.ndim - 1 - len(call.points)) if is_channels_first(data_format) else out
 
 
 def _sample(call: CanonicalCall, backend: Any) -> jax.Array:
