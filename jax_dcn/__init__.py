@@ -8,7 +8,7 @@ they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `
 `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`, `operators_saveable` and `jax_dcn.quantize` help to
 train them, and `jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights from other libraries, and
 `jax_dcn.viz` draws where layers sample. `as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and
-pictures. `nms` and `fpn_levels` do what a detector needs besides pooling.
+pictures. `nms`, `fpn_levels` and `find_peaks` do what a detector needs besides pooling.
 """
 
 from importlib import import_module
@@ -39,6 +39,7 @@ from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.conversion import as_deform_conv
 from jax_dcn.optim import offset_labels
+from jax_dcn.peaks import find_peaks
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "deform_psroi_pool",
     "deform_roi_pool",
     "export",
+    "find_peaks",
     "fpn_levels",
     "grid_sample",
     "interop",

@@ -10,6 +10,7 @@ _FOREIGN_NAMES = {
     "dcnv3": "dcnv4 dcnv3_core_pytorch",
     "deform_conv2d": "deform_conv modulated_deform_conv modulated_deform_conv2d",
     "deform_roi_pool": "DeformRoIPool DeformRoIPoolPack ModulatedDeformRoIPoolPack",
+    "find_peaks": "simple_nms",
     "grid_sample": "bilinear_grid_sample point_sample",
     "multi_scale_deformable_attention": "ms_deform_attn multi_scale_deformable_attn_pytorch",
     "nms": "batched_nms",

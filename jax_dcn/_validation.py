@@ -155,6 +155,12 @@ def positive(name: str, value: Any) -> int:
     return int(value)
 
 
+def natural(name: str, value: Any) -> int:
+    if not _is_int(value) or value < 0:
+        raise _wrong(name, "a non-negative int", value)
+    return int(value)
+
+
 def index(name: str, value: Any, count: int) -> int:
     if not _is_int(value) or not 0 <= value < count:
         raise _wrong(name, f"an int from 0 to {count - 1}", value)
