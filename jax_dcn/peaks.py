@@ -1,7 +1,6 @@
 """Peaks of score maps, as detectors of keypoints and detectors without anchors read them."""
 
 import math
-from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +16,12 @@ def find_peaks(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The positions of the local maxima of score maps, by falling score.
 
-    A pixel is a peak if its score equals the largest one in the window of (2·radius + 1)² pixels around it. Of a plateau
-    of equal scores all pixels are peaks, as with the max pooling of CenterNet.
+    A pixel is a peak if its score equals the largest one in the window of (2·radius + 1)² pixels around it. All pixels
+    of a plateau of equal scores are peaks, as with the max pooling of CenterNet.
 
-    A pixel that is lower than a neighbour is no peak even if that neighbour is none either. Each of the further ``rounds``
-    removes all pixels in the windows of the peaks so far, and adds the peaks of what remains. The results are those of
-    the `simple_nms` of SuperPoint, for scores that are not negative. These models call it with:
+    A pixel that is lower than a neighbour is no peak even if that neighbour is none either. Each of the further
+    ``rounds`` removes all pixels in the windows of the peaks so far, and adds the peaks of what remains. For scores
+    that are not negative, these are the peaks of SuperPoint's `simple_nms`. The arguments of models:
 
     ===================  ======  ======
     model                radius  rounds
@@ -32,8 +31,8 @@ def find_peaks(
     ALIKED               2       2
     ===================  ======  ======
 
-    The function is plain `jax.numpy`: it works inside and outside of `jit` and `vmap`. The gradients of the scores flow to
-    the pixels of the peaks.
+    The function is plain `jax.numpy`: it works inside and outside of `jit` and `vmap`. The gradients of the scores flow
+    to the pixels of the peaks.
 
     Args:
       scores: [..., H, W]; float16, bfloat16, float32 or float64. The maps of all leading dimensions are independent.
@@ -73,7 +72,7 @@ def find_peaks(
 
     is_peak = _is_maximum(constant, radius)
     for _ in range(rounds):
-        is_removed = _window_maximum(jnp.where(is_peak, constant, -math.inf), radius) > -math.inf
+        is_removed = _window_maximum(is_peak.astype(scores.dtype), radius) > 0
         is_peak |= _is_maximum(jnp.where(is_removed, -math.inf, constant), radius)
     *batch, height, width = scores.shape
     row, column = jnp.arange(height)[:, None], jnp.arange(width)
@@ -87,7 +86,8 @@ def find_peaks(
     best, index = jax.lax.top_k(candidates, count)
     valid = best > -math.inf
     index = jnp.where(valid, index, 0).astype(jnp.int32)
-    positions = jnp.stack(jnp.divmod(index, max(width, 1)), -1)
+    row_of_peak = jax.lax.div(index, jnp.full_like(index, max(width, 1)))  # not jnp.divmod, which jax2onnx lacks
+    positions = jnp.stack([row_of_peak, index - row_of_peak * width], -1)
     return positions, jnp.where(valid, best, 0), valid
 
 
@@ -96,13 +96,8 @@ def _is_maximum(scores: jax.Array, radius: int) -> jax.Array:
 
 
 def _window_maximum(scores: jax.Array, radius: int) -> jax.Array:
-    """The largest score in the window around each pixel."""
-    for axis in (-2, -1):
-        pads = [(0, 0)] * scores.ndim
-        pads[axis] = (radius, radius)
-        padded = jnp.pad(scores, pads, constant_values=-math.inf)
-        shifted = (
-            jax.lax.slice_in_dim(padded, shift, shift + scores.shape[axis], axis=axis) for shift in range(2 * radius + 1)
-        )
-        scores = reduce(jnp.maximum, shifted)
+    """The largest score in the window around each pixel: that of the largest scores of its rows."""
+    batch, side = [1] * (scores.ndim - 2), 2 * radius + 1
+    for window in ((1, side), (side, 1)):
+        scores = jax.lax.reduce_window(scores, -math.inf, jax.lax.max, (*batch, *window), [1] * scores.ndim, "SAME")
     return scores

@@ -10,6 +10,8 @@ from jax import export
 
 import jax_dcn
 
+find_peaks = jax.jit(jax_dcn.find_peaks, static_argnums=1, static_argnames=("radius", "rounds", "border", "min_score"))
+
 
 def numpy_peaks(scores, count, radius=1, rounds=0, border=0, min_score=-math.inf):
     """The positions of the peaks, by the definition."""
@@ -33,7 +35,7 @@ def numpy_peaks(scores, count, radius=1, rounds=0, border=0, min_score=-math.inf
 
 def check(scores, count, **options):
     scores = np.asarray(scores)
-    positions, best, valid = map(np.asarray, jax_dcn.find_peaks(scores, count, **options))
+    positions, best, valid = map(np.asarray, find_peaks(scores, count, **options))
     assert positions.dtype == np.int32 and best.dtype == scores.dtype
     assert positions.shape == (count, 2) and best.shape == valid.shape == (count,)
     num_found = valid.sum()
@@ -85,8 +87,8 @@ OPTIONS = [
 @pytest.mark.parametrize("name", MAPS)
 def test_a_loop_in_numpy_finds_the_same(name, options):
     expected = check(MAPS[name], 1000, **options)
-    check(MAPS[name], 3, **options)
     if name == "random":
+        check(MAPS[name], 3, **options)
         assert bool(expected) == (options != {"border": 9})
 
 
