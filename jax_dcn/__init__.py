@@ -5,10 +5,11 @@ The operators are `deform_conv2d`, with a function for each of its gradients, `d
 `deform_psroi_pool`, `psroi_pool`, `roi_align`, `ps_roi_align` and `deform_roi_pool`. `grid_sample` and
 `map_coordinates` sample images in one to three dimensions, and `resize` resizes them. `kernel_plan` says which kernels
 they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`,
-`MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`, `operators_saveable` and `jax_dcn.quantize` help to
-train them, and `jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights from other libraries, and
-`jax_dcn.viz` draws where layers sample. `as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and
-pictures. `nms`, `fpn_levels` and `find_peaks` do what a detector needs besides pooling.
+`MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`,
+`operators_saveable` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them.
+`jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample. `as_deform_conv`
+converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms`, `fpn_levels` and `find_peaks` do what a
+detector needs besides pooling.
 """
 
 from importlib import import_module

@@ -42,7 +42,10 @@ def coordinates(name: str, value: Any) -> jax.Array:
     converted = as_array(name, value)
     expected = f"{name} must be of type float32, float64 or an integer one, got {converted.dtype}"
     if converted.dtype in (jnp.float16, jnp.bfloat16):
-        raise TypeError(f"{expected}, which loses whole pixels: pass float32 that was never rounded to 16 bits")
+        raise TypeError(
+            f"{expected}, which loses whole pixels: pass float32 that was never rounded to 16 bits, or "
+            f"{name}.astype('float32') where whole pixels do not matter"
+        )
     if converted.dtype not in FLOATS and not jnp.issubdtype(converted.dtype, jnp.integer):
         raise TypeError(expected)
     return converted

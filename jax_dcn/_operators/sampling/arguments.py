@@ -71,10 +71,12 @@ def canonicalize_grid(
         raise ValueError("method must be 'bilinear' or 'nearest' for a grid of 3 coordinates, got 'bicubic'")
     x = _channels_last(x, dims, data_format)
     leading = x.shape[: -dims - 1]
-    if grid.ndim < len(leading) + 2 or grid.shape[: len(leading)] != leading:
+    if grid.ndim == 2:  # without leading dimensions, whatever those of x are
+        grid = grid.reshape(*[1] * len(leading), *grid.shape)
+    if grid.ndim < len(leading) + 2 or not _broadcasts(grid.shape, leading):
         raise ValueError(
-            f"grid must have the leading dimensions {leading} of x, then those of the points and a last one of {dims} "
-            f"coordinates, got shape {grid.shape}"
+            f"grid must have the leading dimensions {leading} of x, or 1 in their place, then those of the points and "
+            f"a last one of {dims} coordinates, got shape {grid.shape}"
         )
     units: Units = "corners" if align_corners else "edges"
     if method == "bicubic":  # which folds pixels, not positions
@@ -87,6 +89,7 @@ def canonicalize_grid(
     else:
         spec = Spec(dims, METHODS[method], units, PADDING_MODES[padding_mode])
     points = grid.shape[len(leading) : -1]
+    grid = jnp.broadcast_to(grid, (*leading, *points, dims))
     return _canonical_call(x, reshape(grid, (*leading, math.prod(points), dims)), spec, points)
 
 
@@ -120,11 +123,28 @@ def _resized_axis(length: Any, count: int, align_corners: bool, dtype: Any) -> j
 def canonicalize_coordinates(
     x: jax.Array, coordinates: Sequence[jax.Array], *, order: Any, mode: Any, backend: Any
 ) -> CanonicalCall:
-    """The canonical call of `map_coordinates`, for x with channels."""
+    """The canonical call of `map_coordinates`, for x with channels and without a batch, and coordinates of a shape."""
     spec = Spec(len(coordinates), ORDERS[order], outside=MODES[mode], planar=True)
-    arrays = jnp.broadcast_arrays(*coordinates)
-    points = arrays[0].shape
-    return _canonical_call(x, jnp.stack([reshape(array, (math.prod(points),)) for array in arrays]), spec, points)
+    points = coordinates[0].shape
+    return _canonical_call(x, jnp.stack([reshape(array, (math.prod(points),)) for array in coordinates]), spec, points)
+
+
+def shape_of_coordinates(coordinates: Sequence[jax.Array], batch: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that coordinates broadcast to: the batch dimensions, or 1 in place of them, and the points."""
+    shape = jnp.broadcast_shapes(*(array.shape for array in coordinates))
+    if not _broadcasts(shape, batch):
+        raise ValueError(
+            f"coordinates must have the batch dimensions {batch} of input, or 1 in their place, and then those of the "
+            f"points, got shape {shape}"
+        )
+    return shape
+
+
+def _broadcasts(shape: Sequence[int], leading: Sequence[int]) -> bool:
+    """Whether a shape begins with these dimensions, or with 1 in place of some."""
+    return len(shape) >= len(leading) and all(
+        size in (1, of_images) for size, of_images in zip(shape, leading, strict=False)
+    )
 
 
 def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
