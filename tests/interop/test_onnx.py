@@ -21,7 +21,7 @@ SETTINGS = {
     "bounded": dict(offset_bound=1.5, mask_scale=2.0, padding="VALID"),
     "bounded v1": dict(offset_bound=1.5, modulated=False),
     "clipped": dict(offset_limit=lambda size: max(size) / 8),
-    "clipped v1": dict(offset_limit=0.7, modulated=False),
+    "clipped v1": dict(offset_limit=1.25, modulated=False),
     "quantized": dict(kernel_transform=jax_dcn.quantize.power_of_two),
 }
 
