@@ -3,12 +3,13 @@
 The operators are `deform_conv2d`, with a function for each of its gradients, `deform_conv1d` and `deform_conv3d`,
 `multi_scale_deformable_attention`, `dcnv3`, which is also the operator of DCNv4, and poolings of regions:
 `deform_psroi_pool`, `psroi_pool`, `roi_align`, `ps_roi_align` and `deform_roi_pool`. `grid_sample` and
-`map_coordinates` sample images in one to three dimensions. `kernel_plan` says which kernels they run. `jax_dcn.linen`
-and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and
-`DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`, `operators_saveable` and `jax_dcn.quantize` help to
-train them, and `jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights from other libraries, and
-`jax_dcn.viz` draws where layers sample. `as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and
-pictures. `nms` and `fpn_levels` do what a detector needs besides pooling.
+`map_coordinates` sample images in one to three dimensions, and `resize` resizes them. `kernel_plan` says which kernels
+they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`,
+`MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`,
+`operators_saveable` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them.
+`jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample. `as_deform_conv`
+converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms`, `fpn_levels` and `find_peaks` do what a
+detector needs besides pooling.
 """
 
 from importlib import import_module
@@ -33,12 +34,13 @@ from jax_dcn._operators.roi_pool.functions import (
     psroi_pool,
     roi_align,
 )
-from jax_dcn._operators.sampling.functions import grid_sample, map_coordinates
+from jax_dcn._operators.sampling.functions import grid_sample, map_coordinates, resize
 from jax_dcn._primitive.operator import operators_saveable
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.conversion import as_deform_conv
 from jax_dcn.optim import offset_labels
+from jax_dcn.peaks import find_peaks
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "deform_psroi_pool",
     "deform_roi_pool",
     "export",
+    "find_peaks",
     "fpn_levels",
     "grid_sample",
     "interop",
@@ -71,6 +74,7 @@ __all__ = [
     "ps_roi_align",
     "psroi_pool",
     "quantize",
+    "resize",
     "roi_align",
     "viz",
     "warn_of_offsets",

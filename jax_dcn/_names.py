@@ -10,10 +10,12 @@ _FOREIGN_NAMES = {
     "dcnv3": "dcnv4 dcnv3_core_pytorch",
     "deform_conv2d": "deform_conv modulated_deform_conv modulated_deform_conv2d",
     "deform_roi_pool": "DeformRoIPool DeformRoIPoolPack ModulatedDeformRoIPoolPack",
+    "find_peaks": "simple_nms",
     "grid_sample": "bilinear_grid_sample point_sample",
     "multi_scale_deformable_attention": "ms_deform_attn multi_scale_deformable_attn_pytorch",
     "nms": "batched_nms",
     "ps_roi_align": "PSRoIAlign",
+    "resize": "interpolate upsample",
     "roi_align": "RoIAlign ROIAlign MultiScaleRoIAlign",
 }
 FOREIGN = {foreign: name for name, names in _FOREIGN_NAMES.items() for foreign in names.split()}

@@ -42,7 +42,10 @@ def coordinates(name: str, value: Any) -> jax.Array:
     converted = as_array(name, value)
     expected = f"{name} must be of type float32, float64 or an integer one, got {converted.dtype}"
     if converted.dtype in (jnp.float16, jnp.bfloat16):
-        raise TypeError(f"{expected}, which loses whole pixels: pass float32 that was never rounded to 16 bits")
+        raise TypeError(
+            f"{expected}, which loses whole pixels: pass float32 that was never rounded to 16 bits, or "
+            f"{name}.astype('float32') where whole pixels do not matter"
+        )
     if converted.dtype not in FLOATS and not jnp.issubdtype(converted.dtype, jnp.integer):
         raise TypeError(expected)
     return converted
@@ -152,6 +155,12 @@ def function(name: str, value: Any) -> None:
 def positive(name: str, value: Any) -> int:
     if not _is_int(value) or value < 1:
         raise _wrong(name, "a positive int", value)
+    return int(value)
+
+
+def natural(name: str, value: Any) -> int:
+    if not _is_int(value) or value < 0:
+        raise _wrong(name, "a non-negative int", value)
     return int(value)
 
 

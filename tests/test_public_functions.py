@@ -76,7 +76,9 @@ CALLS = {
         2 + normal(6),
         2 + normal(6),
     ),
+    "resize": (functools.partial(jax_dcn.resize, size=(7, 3)), normal(1, 4, 5, 2)),
     "nms": (functools.partial(jax_dcn.nms, iou_threshold=0.3, max_outputs=4), boxes(9), normal(9)),
+    "find_peaks": (functools.partial(jax_dcn.find_peaks, count=5, rounds=1), normal(2, 6, 7)),
     "fpn_levels": (functools.partial(jax_dcn.fpn_levels, num_levels=3), boxes(9)),
     "offset_statistics": (
         functools.partial(jax_dcn.offset_statistics, image_size=(4, 5), kernel_size=3),

@@ -17,6 +17,7 @@ from jax_dcn._operators.deform_conv.functions import deform_conv1d, deform_conv2
 from jax_dcn._types import Backend, Padding, Sizes
 
 _OPERATORS: dict[int, Callable[..., jax.Array]] = {1: deform_conv1d, 2: deform_conv2d, 3: deform_conv3d}
+OffsetLimit = float | Callable[[tuple[int, ...]], float]
 
 
 @dataclass(eq=False, repr=False)
@@ -54,6 +55,9 @@ class DeformConvBase(common.BranchLayer):
         would.
       offset_bound: Keeps every coordinate of a predicted offset within this many pixels:
         ``offset = offset_bound * tanh(raw / offset_bound)``. None sets no bound.
+      offset_limit: Clips every coordinate of a predicted offset to ±``offset_limit`` pixels, with the gradients of
+        :func:`jax.numpy.clip`. A number, or a function of the spatial size of ``x``, such as (height, width), that
+        returns it: ALIKED's is ``lambda size: max(size) / 4``. None clips nothing. ``offset_bound`` must then be None.
       kernel_transform: Function applied to the kernel before use, such as :func:`jax_dcn.quantize.power_of_two`.
       backend: None for the kernels of the platform, "fused" or "im2col" for those of this path, "reference" for
         ``jax.numpy``; see :func:`jax_dcn.deform_conv2d`.
@@ -76,6 +80,7 @@ class DeformConvBase(common.BranchLayer):
     modulated: bool = True
     mask_scale: float = 1.0
     offset_bound: float | None = None
+    offset_limit: OffsetLimit | None = None
     kernel_transform: Callable[[jax.Array], jax.Array] | None = None
     return_offsets: bool = False
     backend: Backend = None
@@ -87,6 +92,11 @@ class DeformConvBase(common.BranchLayer):
         bound = self.offset_bound
         if bound is not None and not (isinstance(bound, Real) and 0 < bound < math.inf):
             raise ValueError(f"offset_bound must be None or a positive finite number of pixels, got {bound!r}")
+        if self.offset_limit is not None:
+            if bound is not None:
+                raise ValueError(f"offset_limit must be None with offset_bound={bound}, got {self.offset_limit!r}")
+            if not callable(self.offset_limit):
+                _validation.scale("offset_limit", self.offset_limit)
         _validation.number("mask_scale", self.mask_scale)
         if self.kernel_transform is not None:
             _validation.function("kernel_transform", self.kernel_transform)
@@ -132,8 +142,8 @@ class DeformConvBase(common.BranchLayer):
           x: [..., H, W, in], with any number of batch dimensions, including none; [..., W, in] for signals,
             [..., D, H, W, in] for volumes.
           offset: [..., Ho, Wo, 2·G·K], in pixels, channel ``(g·K + k)·2 + {0: dy, 1: dx}``. None predicts it. An
-            offset that is given is used unchanged, without ``offset_bound``, and ``conv_offset`` is not used; in Linen,
-            a layer that is initialized so has none.
+            offset that is given is used unchanged, without ``offset_bound`` and ``offset_limit``, and ``conv_offset``
+            is not used; in Linen, a layer that is initialized so has none.
           mask: [..., Ho, Wo, G·K], used as it is. May only be given with an offset; an offset without a mask means no
             modulation.
           return_offsets: Overrides the attribute of that name.
@@ -150,12 +160,16 @@ class DeformConvBase(common.BranchLayer):
         dims = len(kernel_size)
         components = self._components(common.channels_of(x, dims))
         kernel, bias = components["kernel"], components["bias"]
-        _validation.padding(self.padding, x.shape[-dims - 1 : -1], kernel_size, strides, dilation)
+        image_size = x.shape[-dims - 1 : -1]
+        _validation.padding(self.padding, image_size, kernel_size, strides, dilation)
         if offset is None:
             branch = self._check_branch("conv_offset", components["conv_offset"], mask)
             offset, mask = self._offset_and_mask(branch(self._widen(x)), dims)
             if self.offset_bound is not None:
                 offset = self.offset_bound * jnp.tanh(offset / self.offset_bound)
+            if self.offset_limit is not None:
+                limit = pixel_limit(self.offset_limit, image_size)
+                offset = jnp.clip(offset, -limit, limit)
         else:
             channels = geometry.offset_channels(kernel_size, self.offset_groups)
             common.check_offset_channels(offset, channels, f"tap of offset_groups={self.offset_groups}", dims)
@@ -180,3 +194,10 @@ class DeformConvBase(common.BranchLayer):
             backend=self.backend,
         )
         return self._result(y, offset, mask, return_offsets)
+
+
+def pixel_limit(offset_limit: OffsetLimit, image_size: tuple[int, ...]) -> float:
+    """The `offset_limit` of a layer in pixels, for an image of this size."""
+    if callable(offset_limit):
+        return _validation.scale(f"offset_limit({image_size})", offset_limit(image_size))
+    return _validation.scale("offset_limit", offset_limit)

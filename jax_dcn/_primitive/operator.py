@@ -187,7 +187,7 @@ def operators_saveable(primitive: Any, *_: Any, **__: Any) -> bool:
         policies = jax.checkpoint_policies
         policy = policies.save_from_both_policies(policies.dots_saveable, jax_dcn.operators_saveable)
 
-    `nms` and `fpn_levels`, which are not differentiated, are computed again.
+    `nms`, `fpn_levels` and `find_peaks`, which are plain `jax.numpy`, are computed again.
     """
     return primitive.name.startswith("deform")
 

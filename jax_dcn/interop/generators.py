@@ -1,6 +1,6 @@
-"""Converts the two convolutions with which tvdcn predicts offsets and masks: `DeformConv` has one for both.
+"""Converts two convolutions, one that predicts offsets and one for masks: `DeformConv` has one for both.
 
-Theirs divide their input channels into as many groups as there are offset groups, and may lack a bias.
+Those of tvdcn divide their input channels into as many groups as there are offset groups, and may lack a bias.
 """
 
 import math
@@ -11,7 +11,8 @@ import numpy as np
 from jax_dcn.interop import names
 from jax_dcn.interop.regions import Found
 
-_OFFSETS, _MASKS = "offset_generator", "mask_generator"
+_OFFSETS = [style.conv_offset for style in names.STYLES.values() if style.conv_mask]
+_MASKS = [style.conv_mask for style in names.STYLES.values() if style.conv_mask]
 
 
 def read(
@@ -22,11 +23,14 @@ def read(
     Empty if the state dict has no such convolutions.
     """
 
-    def parameter(generator: str, name: str) -> Found | None:
-        return find([names.joined(module, f"{generator}.{name}") for module in modules])
+    def parameters(name: str) -> list[Found]:
+        keys = (
+            [f"{names.with_suffix(module, suffix)}.{name}" for suffix in suffixes for module in modules]
+            for suffixes in (_OFFSETS, _MASKS)
+        )
+        return [found for of_one in keys if (found := find(of_one))]
 
-    weights = [found for one in (_OFFSETS, _MASKS) if (found := parameter(one, "weight"))]
-    biases = [found for one in (_OFFSETS, _MASKS) if (found := parameter(one, "bias"))]
+    weights, biases = parameters("weight"), parameters("bias")
     keys = tuple(key for found in (*weights, *biases) for key in found[0])
     if not weights:
         return {}
@@ -36,8 +40,8 @@ def read(
     return {"kernel": (keys, kernel), "bias": (keys, bias)}
 
 
-def write(parameters: Mapping[str, np.ndarray], owner: str) -> dict[str, np.ndarray]:
-    """The inverse of `read`, from parameters in the layout of PyTorch, for one offset group."""
+def write(parameters: Mapping[str, np.ndarray], owner: str, style: names.LibraryNames) -> dict[str, np.ndarray]:
+    """The inverse of `read`, from parameters of a layer in the layout of PyTorch, for one offset group."""
     kernel = parameters["kernel"]
     taps, axes = math.prod(kernel.shape[2:]), kernel.ndim - 2
     if axes == 1 and len(kernel) == 2 * taps:
@@ -47,13 +51,14 @@ def write(parameters: Mapping[str, np.ndarray], owner: str) -> dict[str, np.ndar
         )
     if len(kernel) not in (axes * taps, (axes + 1) * taps):
         raise ValueError(
-            f"{owner or 'the layer'} must have one offset group: a convolution of tvdcn that predicts the offsets of a "
-            f"group reads only the channels of this group, got {len(kernel)} outputs for a kernel of {taps} taps"
+            f"{owner or 'the layer'} must have one offset group to be written as a convolution for offsets and one for "
+            f"masks, got {len(kernel)} outputs for a kernel of {taps} taps"
         )
     parts = {"weight": kernel, "bias": parameters["bias"]}
-    state = {f"{_OFFSETS}.{name}": array[: axes * taps] for name, array in parts.items()}
+    offsets, masks = (names.with_suffix(owner, suffix or "") for suffix in (style.conv_offset, style.conv_mask))
+    state = {f"{offsets}.{name}": array[: axes * taps] for name, array in parts.items()}
     if len(kernel) > axes * taps:
-        state |= {f"{_MASKS}.{name}": array[axes * taps :] for name, array in parts.items()}
+        state |= {f"{masks}.{name}": array[axes * taps :] for name, array in parts.items()}
     return state
 
 

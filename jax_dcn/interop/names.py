@@ -15,14 +15,17 @@ class LibraryNames(NamedTuple):
 
     conv: str
     conv_offset: str
-    offsets_and_masks: str | None  # the branch of a pooling layer that predicts both
+    conv_mask: str | None = None  # the convolution that predicts masks, where it is one of its own
+    offsets_and_masks: str | None = None  # the branch of a pooling layer that predicts both
 
 
 STYLES = {
-    "mmcv": LibraryNames("", ".conv_offset", None),
-    "detectron2": LibraryNames("", "_offset", None),
-    "dcnv2": LibraryNames("", ".conv_offset_mask", "offset_mask_fc"),
-    "maskrcnn_benchmark": LibraryNames(".conv", ".offset", None),
+    "mmcv": LibraryNames("", ".conv_offset"),
+    "detectron2": LibraryNames("", "_offset"),
+    "dcnv2": LibraryNames("", ".conv_offset_mask", offsets_and_masks="offset_mask_fc"),
+    "maskrcnn_benchmark": LibraryNames(".conv", ".offset"),
+    "tvdcn": LibraryNames("", ".offset_generator", ".mask_generator"),
+    "birefnet": LibraryNames(".regular_conv", ".offset_conv", ".modulator_conv"),
 }
 _PARAMETERS = {
     "kernel": "weight",
@@ -69,6 +72,11 @@ def _choices(path: Path) -> Iterable[list[Path]]:
         if name == "layers" and following.isdigit():  # a Sequential in NNX
             choices.insert(0, ())
         yield choices
+
+
+def with_suffix(module: str, suffix: str) -> str:
+    """The name of a part of a module, whose own name may be empty."""
+    return (module + suffix).removeprefix(".")
 
 
 def joined(module: str, name: str) -> str:

@@ -30,7 +30,8 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
     Args:
       layer: A :class:`jax_dcn.linen.DeformConv` or :class:`jax_dcn.nnx.DeformConv`.
       variables: The variables of a Linen layer; None for an NNX layer. Without ``conv_offset`` the layer has no branch.
-      image_size: Height and width of ``x``, which padding "SAME" needs. None means any.
+      image_size: Height and width of ``x``, which padding "SAME" and an ``offset_limit`` that is a function need. None
+        means any.
 
     Returns:
       An ``onnx.ModelProto``, for ``onnx.save`` or ``onnxruntime``.
@@ -39,7 +40,7 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
       ImportError: If the package onnx is not installed.
       TypeError: For a layer of another kind, or variables that are missing or not allowed.
       ValueError: For variables of another module, and for options that ONNX does not have: circular or negative
-        padding, or padding "SAME" without an image size.
+        padding, or without an image size padding "SAME" and an ``offset_limit`` that is a function.
 
     References:
       DeformConv-22 of the ONNX operator schemas, https://onnx.ai/onnx/operators/onnx__DeformConv.html.
@@ -53,6 +54,8 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
       ['Conv', 'Split', 'Sigmoid', 'Mul', 'DeformConv']
     """
     from onnx import TensorProto, checker, helper, numpy_helper
+
+    from jax_dcn._layers.deform_conv import pixel_limit
 
     arrays = {name: array.astype(np.float32) for name, array in to_torch(_parameters(layer, variables)).items()}
     if "weight" not in arrays:
@@ -91,6 +94,13 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
                 helper.make_node("Mul", ["tanh", "offset_bound"], ["bounded_offset"]),
             ]
             offset = "bounded_offset"
+        if layer.offset_limit is not None:
+            if image_size is None and callable(layer.offset_limit):
+                raise ValueError("image_size must be given with an offset_limit that is a function of it")
+            limit = np.array(pixel_limit(layer.offset_limit, image_size or ()), np.float32)
+            arrays |= {"least_offset": -limit, "largest_offset": limit}
+            nodes.append(helper.make_node("Clip", ["offset", "least_offset", "largest_offset"], ["clipped_offset"]))
+            offset = "clipped_offset"
     operands = ["x", "weight", offset, "bias" if "bias" in arrays else "", mask]
     nodes.append(helper.make_node("DeformConv", operands, ["y"], **attributes))
 
@@ -119,8 +129,8 @@ def model_to_onnx(
 
     jax2onnx writes what JAX itself computes. The operators of this package become nodes of ONNX: `deform_conv1d` and
     `deform_conv2d` become ``DeformConv``, `roi_align` ``RoiAlign``, `nms` ``NonMaxSuppression``, and
-    `multi_scale_deformable_attention`, `dcnv3`, `grid_sample` and `map_coordinates` ``GridSample``, whatever their
-    ``backend``. So do the layers that use them. These nodes compute in float32.
+    `multi_scale_deformable_attention`, `dcnv3`, `grid_sample`, `map_coordinates` and `resize` ``GridSample``, whatever
+    their ``backend``. So do the layers that use them. These nodes compute in float32.
 
     Args:
       function: The function. Close over variables: ``lambda images: model.apply(variables, images)``.

@@ -16,7 +16,7 @@ from jax_dcn.interop.checkpoint import to_array
 Tree = TypeVar("Tree")
 # Counters of batch norms, and the quotients that RT-DETRv2 and D-FINE keep.
 _NOT_PARAMETERS = ("num_batches_tracked", "n_points_scale", "num_points_scale")
-Style = Literal["mmcv", "detectron2", "dcnv2", "maskrcnn_benchmark", "tvdcn"]
+Style = Literal["mmcv", "detectron2", "dcnv2", "maskrcnn_benchmark", "tvdcn", "birefnet"]
 
 
 def from_torch(
@@ -37,7 +37,9 @@ def from_torch(
     - The offset convolution of a layer ``conv2`` is ``conv2.conv_offset`` (mmcv, mmdet), ``conv2_offset`` (Detectron2,
       older mmdet), ``conv2.conv_offset_mask`` (DCNv2, CenterNet, EDVR) or ``conv2.offset`` (maskrcnn-benchmark, where
       the weight is ``conv2.conv``). torchvision's ``DeformConv2d`` has none: use a layer without a branch. tvdcn's
-      ``conv2.offset_generator`` and ``conv2.mask_generator``, in one to three dimensions, become one convolution.
+      ``conv2.offset_generator`` and ``conv2.mask_generator``, in one to three dimensions, become one convolution. So do
+      ``conv2.offset_conv`` and ``conv2.modulator_conv`` of BiRefNet and ALIKED, where the weight is
+      ``conv2.regular_conv``.
     - The layers of multi-scale deformable attention, DCNv3 and DCNv4 have the same sub-layers as here, with three
       exceptions: DCNv3's ``dw_conv`` is ``dw_conv.0``, its ``dw_norm`` is ``dw_conv.1.1`` (``dw_conv.1.0`` if it is a
       batch norm), and ``center_feature_scale_proj`` is two arrays with ``_weight`` and ``_bias`` added to this name.
@@ -126,8 +128,8 @@ def to_torch(
     Args:
       tree: Linen variables or one collection of them, an NNX module or state.
       style: The library whose names deformable layers get: "mmcv", "detectron2", "dcnv2" (also for CenterNet and
-        EDVR), "maskrcnn_benchmark", or "tvdcn", for layers of one offset group. In all but the fourth, a layer without
-        a branch fits torchvision's ``DeformConv2d``.
+        EDVR), "maskrcnn_benchmark", or for layers of one offset group "tvdcn" or "birefnet" (also for ALIKED). In all
+        of them, a layer without a branch fits torchvision's ``DeformConv2d``.
       module: A prefix of all names.
       output_size: The bins of pooling layers with an "fc" branch; only needed if there are not as many rows as columns.
 
@@ -137,8 +139,9 @@ def to_torch(
 
     Raises:
       ValueError: For an unknown style, for names that clash, in a style other than "dcnv2" for a modulated pooling
-        layer whose branch predicts offsets and masks from the same hidden features, or in the style "tvdcn" for a layer
-        of several offset groups, or of one axis with two outputs for each tap, which are ambiguous.
+        layer whose branch predicts offsets and masks from the same hidden features, or in the styles "tvdcn" and
+        "birefnet" for a layer of several offset groups, or of one axis with two outputs for each tap, which are
+        ambiguous.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -152,8 +155,8 @@ def to_torch(
       res3.0.conv2_offset.weight (27, 4, 3, 3)
       res3.0.conv2.weight (8, 4, 3, 3)
     """
-    _validation.choice("style", style, (*names.STYLES, "tvdcn"))
-    others = "mmcv" if style == "tvdcn" else style  # the style of all but the convolutions of offsets
+    _validation.choice("style", style, tuple(names.STYLES))
+    library = names.STYLES[style]
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     arrays = {names.path_of(keys): np.asarray(leaf) for keys, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)}
     layers = _DeformableLayers(list(arrays))
@@ -163,24 +166,23 @@ def to_torch(
     branches: dict[names.Path, dict[tuple[int, str], np.ndarray]] = {}
     of_convs: dict[names.Path, dict[str, np.ndarray]] = {}
     for path, array in arrays.items():
-        if style == "tvdcn" and path[-2:-1] == ("conv_offset",):
+        if library.conv_mask and path[-2:-1] == ("conv_offset",):
             of_convs.setdefault(path[:-2], {})[path[-1]] = torch_layout(path[-1], array)
             continue
         if layers.in_branch(path):
             branch = branches.setdefault(layers.owner(path), {})
             branch[layers.index(path), path[-1]] = torch_layout(path[-1], array)
             continue
-        key = layers.keys(path, module, others)[0]
+        key = layers.keys(path, module, style)[0]
         if key in state:
             raise ValueError(f"{'/'.join(path)} and another parameter would both be called {key!r}")
         state[key] = torch_layout(path[-1], array)
     for owner, parameters in branches.items():
         name = names.modules(owner, module)[0]
-        written = regions.write(parameters, names.STYLES[others], _pair(output_size))
+        written = regions.write(parameters, library, _pair(output_size))
         state |= {names.joined(name, key): array for key, array in written.items()}
     for owner, of_conv in of_convs.items():
-        name = names.modules(owner, module)[0]
-        state |= {names.joined(name, key): array for key, array in generators.write(of_conv, name).items()}
+        state |= generators.write(of_conv, names.modules(owner, module)[0], library)
     return {key: np.array(array, order="C") for key, array in state.items()}
 
 
@@ -273,7 +275,7 @@ class _DeformableLayers:
         elif self.in_branch(path):
             owner = tuple("offset_fc" if name == "fc_offset" else name for name in owner)
         return [
-            names.joined((one + suffix).removeprefix("."), name)
+            names.joined(names.with_suffix(one, suffix), name)
             for name in names.parameters(path[-1])
             for suffix in suffixes
             for one in names.modules(owner, module)

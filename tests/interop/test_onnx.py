@@ -21,6 +21,8 @@ SETTINGS = {
     "groups": dict(offset_groups=2, feature_group_count=4, strides=2, padding=((0, 1), (2, 0)), kernel_dilation=(1, 2)),
     "bounded": dict(offset_bound=1.5, mask_scale=2.0, padding="VALID"),
     "bounded v1": dict(offset_bound=1.5, modulated=False),
+    "clipped": dict(offset_limit=lambda size: max(size) / 8),
+    "clipped v1": dict(offset_limit=1.25, modulated=False),
     "quantized": dict(kernel_transform=jax_dcn.quantize.power_of_two),
 }
 
@@ -73,6 +75,8 @@ def test_what_onnx_cannot_express():
 
     with pytest.raises(ValueError, match="image_size must be given with padding='SAME'"):
         interop.to_onnx(layer())
+    with pytest.raises(ValueError, match="image_size must be given with an offset_limit that is a function"):
+        interop.to_onnx(layer(padding=1, offset_limit=max))
     with pytest.raises(ValueError, match="neither circular nor negative, got 'CIRCULAR'"):
         interop.to_onnx(layer(padding="CIRCULAR"), image_size=(8, 8))
     with pytest.raises(ValueError, match="neither circular nor negative, got -1"):

@@ -95,7 +95,9 @@ BATCHED = {
         normal(2, 4, 5, 6, 3),
         uniform(-1.5, 1.5, 2, 4, 5, 6, 3),
     ),
+    "resize": (partial(jax_dcn.resize, size=(20, 7)), "GridSample", X),
     "roi_align": (pool, "RoiAlign", X, rois(2, 12)),
+    "find_peaks": (partial(jax_dcn.find_peaks, count=60, radius=2, rounds=2, border=1), "TopK", normal(2, 19, 20)),
     "nms": (
         suppress,
         "NonMaxSuppression",

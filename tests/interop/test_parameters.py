@@ -267,14 +267,69 @@ def test_generators_of_tvdcn(kernel_size, modulated, has_bias):
         interop.to_torch(interop.from_torch(state, like, module="conv"), style="tvdcn", module="conv")
 
 
+TWO_CONVOLUTIONS = {  # the names of the layer's own parameters, and of the convolutions for offsets and masks
+    "tvdcn": ("", "offset_generator.", "mask_generator."),
+    "birefnet": ("regular_conv.", "offset_conv.", "modulator_conv."),
+}
+
+
+@pytest.mark.parametrize("module", ["conv", ""])
 @pytest.mark.parametrize("modulated", [True, False])
-def test_tvdcn_and_back(modulated):
-    layer = DeformConv(6, (1, 2, 3), modulated=modulated)
+@pytest.mark.parametrize("style", TWO_CONVOLUTIONS)
+def test_two_convolutions_and_back(style, modulated, module):
+    layer = DeformConv(6, (1, 2, 3), modulated=modulated, use_bias=False)
     variables = layer.init(jax.random.key(0), jnp.ones((3, 4, 5, 4)))
     variables = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), variables)
-    state = interop.to_torch(variables, style="tvdcn", module="conv")
-    generators = {"offset_generator": (18, 4, 1, 2, 3)} | ({"mask_generator": (6, 4, 1, 2, 3)} if modulated else {})
-    assert {name: array.shape for name, array in state.items() if "generator.weight" in name} == {
-        f"conv.{name}.weight": shape for name, shape in generators.items()
-    }
-    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(state, variables, module="conv"), variables)
+    state = interop.to_torch(variables, style=style, module=module)
+    own, offsets, masks = (f"{module}.{name}" if module else name for name in TWO_CONVOLUTIONS[style])
+    expected = {f"{own}weight": (6, 4, 1, 2, 3), f"{offsets}weight": (18, 4, 1, 2, 3), f"{offsets}bias": (18,)}
+    expected |= {f"{masks}weight": (6, 4, 1, 2, 3), f"{masks}bias": (6,)} if modulated else {}
+    assert {name: array.shape for name, array in state.items()} == expected
+    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(state, variables, module=module), variables)
+
+
+def test_two_convolutions_of_two_libraries():
+    params = parameters()
+    state = {name: interop.to_torch(params, style=name, module="conv2") for name in TWO_CONVOLUTIONS}
+    with pytest.raises(ValueError, match=r"'conv2.offset_generator.weight' and 'conv2.offset_conv.weight', which name"):
+        interop.from_torch(state["tvdcn"] | state["birefnet"], params, module="conv2")
+
+
+@pytest.mark.parametrize("kind", ["BiRefNet", "ALIKED", "ALIKED with masks"])
+def test_blocks_of_torch(kind):
+    """The modules of these repositories, with their names: values agree, for offsets that are clipped, too."""
+    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
+    is_modulated, is_aliked = kind != "ALIKED", kind != "BiRefNet"
+    channels = {"offset_conv": 27 if kind == "ALIKED with masks" else 18, "modulator_conv": 9, "regular_conv": 8}
+    if is_aliked:
+        del channels["modulator_conv"]
+    block = torch.nn.Module()
+    for name, outputs in channels.items():
+        bias = name != "regular_conv"
+        setattr(block, name, torch.nn.Conv2d(4, outputs, kernel_size=3, stride=1, padding=1, bias=bias))
+
+    def forward(x):
+        offset, mask = block.offset_conv(x), None
+        if kind == "ALIKED with masks":
+            first, second, mask = torch.chunk(offset, 3, dim=1)
+            offset, mask = torch.cat((first, second), dim=1), torch.sigmoid(mask)
+        if is_aliked:
+            limit = max(x.shape[2:]) / 4.0
+            offset = offset.clamp(-limit, limit)
+        else:
+            mask = 2.0 * torch.sigmoid(block.modulator_conv(x))
+        weight = block.regular_conv.weight
+        return torchvision.ops.deform_conv2d(input=x, offset=offset, weight=weight, padding=1, mask=mask, stride=1)
+
+    x = 4 * random((2, 4, 7, 6))
+    with torch.no_grad():
+        expected = forward(torch.tensor(x)).permute(0, 2, 3, 1)
+    limit = {"offset_limit": lambda size: max(size) / 4, "mask_scale": 1.0} if is_aliked else {"mask_scale": 2.0}
+    layer = DeformConv(8, 3, padding=1, modulated=is_modulated, use_bias=False, **limit)
+    images = np.moveaxis(x, 1, -1)
+    like = jax.eval_shape(layer.init, jax.random.key(0), images)
+    state = {f"conv2.{key}": value for key, value in block.state_dict().items()}
+    variables = interop.from_torch(state, like, module="conv2")
+    y, offset, _ = layer.apply(variables, images, return_offsets=True)
+    assert (np.abs(offset).max() == 1.75) == is_aliked
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)

@@ -86,8 +86,32 @@ def test_offset_bound_holds_for_diverging_offsets():
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
-def test_offsets_from_outside():
-    layer = DeformConv(features=2, kernel_size=3, offset_bound=0.1, offset_groups=2)
+@pytest.mark.parametrize("limit", [2.0, lambda size: max(size) / 4], ids=["number", "function"])
+@pytest.mark.parametrize("image", [(8,), (5, 8), (8, 3, 4)], ids=str)
+def test_offset_limit(limit, image):
+    """Offsets are clipped, also where strides make the output smaller, and a clipped one has no gradient."""
+    layer = DeformConv(features=2, kernel_size=(3,) * len(image), strides=2, return_offsets=True)
+    x = normal(1, [*image, 3])
+    variables = random_variables(layer, x, scale=1.0)
+    raw = layer.apply(variables, x)[1]
+    clipped = layer.clone(offset_limit=limit)
+    y, offset, mask = clipped.apply(variables, x)
+    assert (abs(raw) > 2).any() and (abs(raw) < 2).any()
+    np.testing.assert_array_equal(offset, np.clip(raw, -2, 2))
+    expected = layer.apply(variables, x, offset, mask)[0]
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+    def sum_of_offsets(variables):
+        return clipped.apply(variables, x)[1].sum()
+
+    gradient = jax.jit(jax.grad(sum_of_offsets))(variables)["params"]["conv_offset"]["bias"]
+    inside = (abs(raw) < 2).reshape(-1, raw.shape[-1]).sum(0)
+    np.testing.assert_allclose(gradient[: raw.shape[-1]], inside)
+
+
+@pytest.mark.parametrize("options", [{"offset_bound": 0.1}, {"offset_limit": 0.1}], ids=str)
+def test_offsets_from_outside(options):
+    layer = DeformConv(features=2, kernel_size=3, offset_groups=2, **options)
     x, offset, mask = normal(1, [2, 6, 6, 4]), normal(2, [2, 6, 6, 36]), normal(3, [2, 6, 6, 18])
     variables = layer.init(jax.random.key(0), x, offset, mask)
     assert set(variables["params"]) == {"kernel", "bias"}
@@ -175,6 +199,7 @@ def test_sharded_parameters_of_nnx():
         ({"padding": "REFLECT"}, [6, 6, 4], "padding must be .* got 'REFLECT'"),
         ({"backend": "gpu"}, [6, 6, 4], "backend must be .* got 'gpu'"),
         ({"kernel_transform": lambda a: a[:2]}, [6, 6, 4], r"kernel_transform must keep .* got \(2, 3, 4, 6\)"),
+        ({"offset_limit": lambda size: np.nan}, [6, 7, 4], r"offset_limit\(\(6, 7\)\) must be .* got nan"),
         ({}, [6, 4], r"x must have the shape \[\.\.\., height, width, channels\], got \[6, 4\]"),
     ],
 )

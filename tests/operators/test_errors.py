@@ -178,9 +178,10 @@ WRONG_GRID = [
     ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
     ({"x": IMAGES.astype(int)}, TypeError, ["x must", "float32", "int32"]),
     ({"grid": POINTS[..., :1]}, ValueError, ["grid must", "2 or 3 coordinates", "(2, 7, 1)"]),
-    ({"grid": POINTS[:1]}, ValueError, ["grid must", "leading dimensions (2,) of x", "(1, 7, 2)"]),
-    ({"grid": POINTS[:, 0]}, ValueError, ["grid must", "those of the points", "(2, 2)"]),
-    ({"grid": POINTS.astype(jnp.bfloat16)}, TypeError, ["grid must", "bfloat16", "pass float32"]),
+    ({"grid": zeros((3, 7, 2))}, ValueError, ["grid must", "leading dimensions (2,) of x, or 1", "(3, 7, 2)"]),
+    ({"x": IMAGES[None]}, ValueError, ["grid must", "leading dimensions (1, 2) of x, or 1", "points", "(2, 7, 2)"]),
+    ({"grid": POINTS[0, 0]}, ValueError, ["grid must", "those of the points", "(2,)"]),
+    ({"grid": POINTS.astype(jnp.bfloat16)}, TypeError, ["grid must", "bfloat16", "grid.astype('float32')"]),
     ({"method": "linear"}, ValueError, ["method must", "'bilinear'", "'linear'"]),
     ({"method": "bicubic", "x": zeros((2, 4, 5, 6, 3)), "grid": zeros((2, 7, 3))}, ValueError, ["method", "'bicubic'"]),
     ({"padding_mode": "edge"}, ValueError, ["padding_mode must", "'border'", "'edge'"]),
@@ -189,12 +190,28 @@ WRONG_GRID = [
     ({"data_format": "NDHWC"}, ValueError, ["data_format must", "2 axes", "'NDHWC'"]),
     ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
+RESIZED = {"x": IMAGES, "size": (7, 9)}
+WRONG_RESIZE = [
+    ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
+    ({"x": IMAGES[0, 0], "data_format": "NCHW"}, ValueError, ["x must", "[..., C, H, W]", "(6, 3)"]),
+    ({"x": IMAGES.astype(jnp.uint8)}, TypeError, ["x must", "float32", "uint8"]),
+    ({"size": (7, 0)}, ValueError, ["size must", "positive", "(7, 0)"]),
+    ({"size": 2.0}, TypeError, ["size must", "2.0"]),
+    ({"method": "nearest"}, ValueError, ["method must", "'bicubic'", "'nearest'"]),
+    ({"align_corners": None}, ValueError, ["align_corners must", "None"]),
+    ({"data_format": "NDHWC"}, ValueError, ["data_format must", "'NCHW'", "'NDHWC'"]),
+    ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
+]
 MAP = {"input": ones((5, 6)), "coordinates": [zeros(3), zeros(3)], "order": 1}
 WRONG_MAP = [
     ({"input": [[1.0]]}, TypeError, ["input must", "array", "list"]),
     ({"input": ones((1, 5, 6, 7))}, ValueError, ["coordinates must", "each axis of input", "2", "(1, 5, 6, 7)"]),
     ({"coordinates": zeros((4, 3)), "input": ones((2, 2, 2, 2))}, ValueError, ["coordinates must", "at most 3", "4"]),
     ({"coordinates": [zeros(3), zeros(3, jnp.float16)]}, TypeError, ["coordinates[1] must", "float16"]),
+    ({"batch_dims": 1}, ValueError, ["coordinates must", "batch_dims=1", "2", "(5, 6)"]),
+    ({"batch_dims": -1}, ValueError, ["batch_dims must", "-1"]),
+    ({"batch_dims": 1, "input": ones((2, 5, 6))}, ValueError, ["coordinates must", "(2,) of input, or 1", "(3,)"]),
+    ({"batch_dims": 2, "input": ones((1, 2, 5, 6))}, ValueError, ["coordinates must", "(1, 2) of input", "(3,)"]),
     ({"order": 3}, ValueError, ["order must", "0, 1", "3"]),
     ({"mode": "edge"}, ValueError, ["mode must", "'mirror'", "'edge'"]),
 ]
@@ -247,6 +264,7 @@ WRONG = [
     *((jax_dcn.deform_psroi_pool, POOL, *row) for row in WRONG_POOLING),
     *((function, ALIGN, *row) for function, *row in WRONG_ALIGN),
     *((jax_dcn.grid_sample, GRID, *row) for row in WRONG_GRID),
+    *((jax_dcn.resize, RESIZED, *row) for row in WRONG_RESIZE),
     *((jax_dcn.map_coordinates, MAP, *row) for row in WRONG_MAP),
 ]
 
@@ -279,6 +297,7 @@ def test_the_good_arguments_are_good():
     for function in GRADIENTS:
         trace(function, GRADIENT)
     assert trace(jax_dcn.grid_sample, GRID).shape == (2, 7, 3)
+    assert trace(jax_dcn.resize, RESIZED).shape == (2, 7, 9, 3)
     assert trace(jax_dcn.map_coordinates, MAP).shape == (3,)
 
 

@@ -16,6 +16,7 @@ import jax_dcn
 from tests.helpers.deform_conv.cases import BACKENDS, assert_close
 from tests.helpers.operators import pull_back
 from tests.helpers.pages import ROOT
+from tests.helpers.sampling import numpy_reference
 from tests.helpers.sampling.cases import CASES, GOLDEN, MODES, Grid
 from tests.helpers.slow import slow_unless
 
@@ -170,6 +171,33 @@ def test_jax_scipy(image, order, backend, mode, x64):
         assert_close(with_gradients(function, x, coordinates, cval), expected)
 
 
+# The shape of the coordinates of a batch of 2 x 3 images, and the type of the images.
+BATCHES = [
+    *((shape, np.float32, {}) for shape in [(2, 3, 7), (1, 3, 7), (2, 1, 7, 2), (1, 1), (2, 3)]),
+    ((1, 1, 9), np.float32, {"backend": "reference"}),
+    *(((2, 1, 7), dtype, {"cval": 2.0}) for dtype in (np.float32, np.complex64, np.int32)),
+    ((2, 1, 7), np.complex64, {"mode": "wrap"}),
+]
+
+
+@pytest.mark.parametrize("shape, dtype, options", BATCHES)
+def test_batch_of_map_coordinates(shape, dtype, options):
+    """As jax.scipy has it of each image."""
+    random = np.random.default_rng(0)
+    images = (10 * random.normal(size=(2, 3, 4, 5))).astype(dtype)
+    rows, columns = random.uniform(-1, 6, (2, *shape)).astype(np.float32)
+    points = np.broadcast_shapes(shape, (2, 3) + (1,) * (len(shape) - 2))
+    found = jax_dcn.map_coordinates(images, [rows, columns], 1, batch_dims=2, **options)
+    of_vectors = jax_dcn.map_coordinates(images[..., None], [rows, columns], 1, batch_dims=2, **options)
+    assert found.dtype == dtype and found.shape == points
+    assert_array_equal(of_vectors[..., 0], found)
+    scipy_options = {name: value for name, value in options.items() if name != "backend"}
+    for index in np.ndindex(2, 3):
+        at = [np.broadcast_to(array, points)[index] for array in (rows, columns)]
+        expected = ndimage.map_coordinates(images[index], at, 1, **scipy_options)
+        assert_allclose(found[index], expected, rtol=1e-5, atol=1e-5)
+
+
 @on_both
 @pytest.mark.parametrize("mode", MODES)
 def test_scipy_rounds_only_halves_outside_differently(mode, backend):
@@ -215,12 +243,80 @@ def test_coordinates_broadcast(x64):
     assert_allclose(jax_dcn.map_coordinates(x, [rows, columns], 1), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("case", [Grid(), Grid(method="bicubic"), Grid((2, 3, 4))], ids=str)
+@pytest.mark.parametrize("shape", [(1, 3), (2, 1), (1, 1), ()], ids=str)
+def test_one_grid_for_several_images(case, shape, x64):
+    """The result and the gradients are those of a grid that is repeated by hand."""
+    x, cotangent = case.operands(lead=(2, 3)).x, case.cotangent(lead=(2, 3))
+    grid = case.operands(seed=1, lead=shape).locations
+    grid, cotangent = (grid, cotangent) if shape else (grid.reshape(-1, grid.shape[-1]), cotangent.reshape(2, 3, 12, 6))
+    repeated = np.broadcast_to(grid, (2, 3, *grid.shape[len(shape) :]))
+    sample = case.with_backend()
+    result, (gx, ggrid) = pull_back(sample, cotangent, (x, grid))
+    expected, (ex, egrid) = pull_back(sample, cotangent, (x, repeated))
+    summed = egrid.sum(tuple(axis for axis in (0, 1) if not shape or shape[axis] == 1), keepdims=bool(shape))
+    assert_close((result, gx, ggrid), (expected, ex, summed))
+
+
 @pytest.mark.parametrize("image", [(4, 5), (2, 3, 4)], ids=["NCHW", "NCDHW"])
 def test_channels_first(image):
     case = Grid(image)
     x, grid = (array.astype(np.float32) for array in case.operands(lead=(2, 3)))
     found = jax_dcn.grid_sample(np.moveaxis(x, -1, 2), grid, data_format="NCHW" if len(image) == 2 else "NCDHW")
     assert_array_equal(found, np.moveaxis(jax_dcn.grid_sample(x, grid), -1, 2))
+
+
+# The shapes of images, and the sizes that they get: larger, smaller, equal, and of one pixel.
+RESIZED = [
+    ((2, 3, 5, 4, 6), (9, 7)),
+    ((7, 9, 1), (3, 4)),
+    ((1, 5, 6, 2), (5, 1)),
+    ((1, 3, 3), (4, 2)),
+    ((4, 1, 1), (1, 3)),
+]
+METHODS_OF_RESIZE = list(itertools.product(["bilinear", "bicubic"], [False, True]))
+each_resize = pytest.mark.parametrize("method, align_corners", METHODS_OF_RESIZE)
+
+
+@on_both
+@each_resize
+@pytest.mark.parametrize("shape, size", RESIZED)
+def test_resize(shape, size, method, align_corners, backend, x64):
+    x = np.random.default_rng(0).normal(size=shape)
+    cotangent = np.random.default_rng(1).normal(size=(*shape[:-3], *size, shape[-1]))
+    function = functools.partial(jax_dcn.resize, size=size, method=method, align_corners=align_corners, backend=backend)
+    result, (gradient,) = pull_back(function, cotangent, (x,))
+    expected, of_x = numpy_reference.resize(x, size, cotangent, method, align_corners)
+    assert_close((result, gradient), (expected, of_x))
+
+
+@each_resize
+def test_resize_is_interpolate_of_torch(method, align_corners, x64):
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    for height, width, *size in itertools.product([1, 2, 7], [5, 16], [1, 3, 7, 20], [1, 5, 12]):
+        x, cotangent = random.normal(size=(2, height, width, 3)), random.normal(size=(2, *size, 3))
+        function = functools.partial(jax_dcn.resize, size=size, method=method, align_corners=align_corners)
+        result, (gradient,) = pull_back(function, cotangent, (x,))
+        image = torch.tensor(np.moveaxis(x, -1, 1), requires_grad=True)
+        theirs = torch.nn.functional.interpolate(image, size, mode=method, align_corners=align_corners)
+        theirs.backward(torch.tensor(np.moveaxis(cotangent, -1, 1)))
+        assert_close(np.moveaxis(result, -1, 1), theirs.detach().numpy())
+        assert_close(np.moveaxis(gradient, -1, 1), image.grad.numpy())
+
+
+def test_resize_with_channels_first():
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 4, 6)).astype(np.float32)
+    resized = jax_dcn.resize(np.moveaxis(x, -1, -3), 7, data_format="NCHW")
+    assert_array_equal(resized, np.moveaxis(jax_dcn.resize(x, (7, 7)), -1, -3))
+
+
+def test_positions_of_resize_do_not_depend_on_the_type_of_images():
+    x = np.random.default_rng(0).normal(size=(40, 3, 2)).astype(jnp.bfloat16)
+    exact, _ = numpy_reference.resize(x.astype(float), (999, 5), np.zeros((999, 5, 2)), "bilinear", False)
+    resized = jax_dcn.resize(x, (999, 5))
+    assert resized.dtype == jnp.bfloat16
+    assert_allclose(resized.astype(np.float32), exact, rtol=2**-8, atol=1e-5)
 
 
 @on_both

@@ -1,1 +1,1 @@
-"""Sampling of images in one to three dimensions: `grid_sample` and `map_coordinates`."""
+"""Sampling of images in one to three dimensions: `grid_sample`, `resize` and `map_coordinates`."""

@@ -16,13 +16,15 @@ from jax_dcn import _validation
 from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import reshape
-from jax_dcn._primitive.promotion import kernel_dtypes
+from jax_dcn._primitive.promotion import kernel_dtypes, sum_dtype
 from jax_dcn._types import A, Shaped
 
 MAX_AXES = 3
 METHODS: dict[str, Method] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 PADDING_MODES: dict[str, Fold] = {"zeros": "none", "border": "clip", "reflection": "reflect"}
 AXES_OF_FORMAT = {"NHWC": 2, "NCHW": 2, "NDHWC": 3, "NCDHW": 3}
+# Beyond the outermost centres, PyTorch clips positions of "bilinear" and pixels of "bicubic", as its grid_sample does.
+RESIZE_SPECS = {"bilinear": Spec(2, "linear", fold="clip"), "bicubic": Spec(2, "cubic", outside="clip")}
 ORDERS: dict[int, Method] = {0: "rounded", 1: "linear"}
 MODES: dict[str, Outside] = {
     "constant": "zero",
@@ -67,15 +69,14 @@ def canonicalize_grid(
         )
     if method == "bicubic" and dims == 3:
         raise ValueError("method must be 'bilinear' or 'nearest' for a grid of 3 coordinates, got 'bicubic'")
-    axes = "H, W" if dims == 2 else "D, H, W"
-    channels_first = bool(data_format) and data_format[1] == "C"
-    _validation.rank("x", x, dims + 1, f"[..., C, {axes}]" if channels_first else f"[..., {axes}, C]", least=True)
-    x = jnp.moveaxis(x, -dims - 1, -1) if channels_first else x
+    x = _channels_last(x, dims, data_format)
     leading = x.shape[: -dims - 1]
-    if grid.ndim < len(leading) + 2 or grid.shape[: len(leading)] != leading:
+    if grid.ndim == 2:  # without leading dimensions, whatever those of x are
+        grid = grid.reshape(*[1] * len(leading), *grid.shape)
+    if grid.ndim < len(leading) + 2 or not _broadcasts(grid.shape, leading):
         raise ValueError(
-            f"grid must have the leading dimensions {leading} of x, then those of the points and a last one of {dims} "
-            f"coordinates, got shape {grid.shape}"
+            f"grid must have the leading dimensions {leading} of x, or 1 in their place, then those of the points and "
+            f"a last one of {dims} coordinates, got shape {grid.shape}"
         )
     units: Units = "corners" if align_corners else "edges"
     if method == "bicubic":  # which folds pixels, not positions
@@ -88,17 +89,62 @@ def canonicalize_grid(
     else:
         spec = Spec(dims, METHODS[method], units, PADDING_MODES[padding_mode])
     points = grid.shape[len(leading) : -1]
+    grid = jnp.broadcast_to(grid, (*leading, *points, dims))
     return _canonical_call(x, reshape(grid, (*leading, math.prod(points), dims)), spec, points)
+
+
+def canonicalize_size(
+    x: ArrayLike, size: Any, *, method: Any, align_corners: Any, data_format: Any, backend: Any
+) -> CanonicalCall:
+    """The canonical call of `resize`, whose locations are in pixels."""
+    _validation.choice("method", method, tuple(RESIZE_SPECS))
+    _validation.choice("align_corners", align_corners, (True, False))
+    _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
+    _validation.choice("backend", backend, _validation.BACKENDS)
+    points = _validation.pair("size", size)
+    x = _channels_last(_validation.array("x", x), 2, data_format)
+    axes = [
+        _resized_axis(length, count, align_corners, sum_dtype(x.dtype))
+        for length, count in zip(x.shape[-3:-1], points, strict=True)
+    ]
+    grid = jnp.stack(jnp.meshgrid(*axes, indexing="ij")[::-1], -1)
+    locations = jnp.broadcast_to(grid.reshape(-1, 2), (*x.shape[:-3], math.prod(points), 2))
+    return _canonical_call(x, locations, RESIZE_SPECS[method], points)
+
+
+def _resized_axis(length: Any, count: int, align_corners: bool, dtype: Any) -> jax.Array:
+    """The positions of `count` pixels on an axis of `length`, which is an array for a symbolic dimension."""
+    index, length = jnp.arange(count, dtype=dtype), jnp.asarray(length).astype(dtype)
+    if align_corners:
+        return index * ((length - 1) / max(count - 1, 1))
+    return (index + 0.5) * (length / count) - 0.5
 
 
 def canonicalize_coordinates(
     x: jax.Array, coordinates: Sequence[jax.Array], *, order: Any, mode: Any, backend: Any
 ) -> CanonicalCall:
-    """The canonical call of `map_coordinates`, for x with channels."""
+    """The canonical call of `map_coordinates`, for x with channels and without a batch, and coordinates of a shape."""
     spec = Spec(len(coordinates), ORDERS[order], outside=MODES[mode], planar=True)
-    arrays = jnp.broadcast_arrays(*coordinates)
-    points = arrays[0].shape
-    return _canonical_call(x, jnp.stack([reshape(array, (math.prod(points),)) for array in arrays]), spec, points)
+    points = coordinates[0].shape
+    return _canonical_call(x, jnp.stack([reshape(array, (math.prod(points),)) for array in coordinates]), spec, points)
+
+
+def shape_of_coordinates(coordinates: Sequence[jax.Array], batch: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that coordinates broadcast to: the batch dimensions, or 1 in place of them, and the points."""
+    shape = jnp.broadcast_shapes(*(array.shape for array in coordinates))
+    if not _broadcasts(shape, batch):
+        raise ValueError(
+            f"coordinates must have the batch dimensions {batch} of input, or 1 in their place, and then those of the "
+            f"points, got shape {shape}"
+        )
+    return shape
+
+
+def _broadcasts(shape: Sequence[int], leading: Sequence[int]) -> bool:
+    """Whether a shape begins with these dimensions, or with 1 in place of some."""
+    return len(shape) >= len(leading) and all(
+        size in (1, of_images) for size, of_images in zip(shape, leading, strict=False)
+    )
 
 
 def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
@@ -124,6 +170,20 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
     # Positions that are clipped or turned are exact in 32 bits.
     if any(isinstance(size, int) and size >= 2**29 for size in sizes):
         raise ValueError(f"x must have fewer than 2**29 pixels along each axis, got shape {x.shape}")
+
+
+def _channels_last(x: jax.Array, dims: int, data_format: Any) -> jax.Array:
+    """x, whose rank is checked, with its channels at the end."""
+    axes = "H, W" if dims == 2 else "D, H, W"
+    if not is_channels_first(data_format):
+        _validation.rank("x", x, dims + 1, f"[..., {axes}, C]", least=True)
+        return x
+    _validation.rank("x", x, dims + 1, f"[..., C, {axes}]", least=True)
+    return jnp.moveaxis(x, -dims - 1, -1)
+
+
+def is_channels_first(data_format: str | None) -> bool:
+    return data_format is not None and data_format[1] == "C"
 
 
 def _canonical_call(x: jax.Array, locations: jax.Array, spec: Spec, points: tuple[int, ...]) -> CanonicalCall:

@@ -1,6 +1,7 @@
 """The public functions."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -16,6 +17,9 @@ from jax_dcn._operators.sampling.arguments import (
     CanonicalCall,
     canonicalize_coordinates,
     canonicalize_grid,
+    canonicalize_size,
+    is_channels_first,
+    shape_of_coordinates,
 )
 from jax_dcn._operators.sampling.primitive import deform_sampling
 from jax_dcn._primitive.jax_internals import reshape
@@ -58,7 +62,8 @@ def grid_sample(
         dimensions, none included.
       grid: [..., P, 2] as (x, y), or [..., P, 3] as (x, y, z), with the leading dimensions of x. P stands for any
         number of dimensions of points, at least one; float32, float64 or integers. 16-bit types are refused: they
-        cannot tell the pixels of a large image apart.
+        cannot tell the pixels of a large image apart. One grid for several images has 1 in place of their dimensions:
+        ``grid[None]`` for a batch. [P, 2] and [P, 3] with one dimension P need none.
       method: "bilinear", "nearest", or in 2-D "bicubic".
       padding_mode: "zeros", "border" or "reflection".
       align_corners: whether -1 and 1 are the centres of the outermost pixels, not the edges of the image.
@@ -80,10 +85,54 @@ def grid_sample(
       >>> jax_dcn.grid_sample(x, grid, align_corners=True)[:, 0]
       Array([5.5, 0. , 7. ], dtype=float32)
     """
-    call = canonicalize_grid(**locals())
-    out = _sample(call, backend).astype(jnp.asarray(x).dtype)
-    channels_first = bool(data_format) and str(data_format)[1] == "C"
-    return jnp.moveaxis(out, -1, out.ndim - 1 - len(call.points)) if channels_first else out
+    return _sample_as(canonicalize_grid(**locals()), x, data_format, backend)
+
+
+def resize(
+    x: ArrayLike,
+    size: int | tuple[int, int],
+    *,
+    method: Literal["bilinear", "bicubic"] = "bilinear",
+    align_corners: bool = False,
+    data_format: Literal["NHWC", "NCHW"] = "NHWC",
+    backend: Literal["reference"] | None = None,
+) -> jax.Array:
+    """Resizes images, as `torch.nn.functional.interpolate` does with a `size` and without antialiasing.
+
+    Along an axis that is resized from s to t pixels, pixel i of the result lies at::
+
+        p = (i + 0.5) · s / t - 0.5        align_corners=False
+        p = i · (s - 1) / (t - 1)          align_corners=True; 0 if t = 1
+
+    "bilinear" interpolates between the 2 pixels next to p along each axis, "bicubic" between 4 (a = -0.75). The
+    outermost pixels continue outside. There is no antialiasing: where an image becomes much smaller, some of its pixels
+    are not read. (`jax.image.resize` has antialiasing by default, and its "cubic" has a = -0.5.)
+
+    It runs the kernels of :func:`jax_dcn.grid_sample`, has derivatives to any order, and is sharded like it.
+
+    Args:
+      x: [..., H, W, C]; float16, bfloat16, float32 or float64. With any number of leading dimensions, none included.
+      size: height and width of the result in pixels; an int means a square.
+      method: "bilinear" or "bicubic".
+      align_corners: whether the centres of the corner pixels stay in the corners, not the edges of the image.
+      data_format: "NHWC", or "NCHW" for [..., C, H, W] and such a result. N stands for all leading dimensions.
+      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
+
+    Returns:
+      [..., height, width, C], of x's type. Positions, weights and sums are float32 or wider.
+
+    Raises:
+      TypeError: an argument has a wrong type, or x has a dtype that is not supported.
+      ValueError: x has too few dimensions, or an option has an unknown value.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.array([[0.0, 4.0], [8.0, 12.0]])[..., None]
+      >>> jax_dcn.resize(x, (2, 4))[..., 0]
+      Array([[ 0.,  1.,  3.,  4.],
+             [ 8.,  9., 11., 12.]], dtype=float32)
+    """
+    return _sample_as(canonicalize_size(**locals()), x, data_format, backend)
 
 
 @by_standard_rules
@@ -94,12 +143,14 @@ def map_coordinates(
     mode: str = "constant",
     cval: ArrayLike = 0.0,
     *,
+    batch_dims: int = 0,
     backend: Literal["reference"] | None = None,
 ) -> jax.Array:
     """`jax.scipy.ndimage.map_coordinates` by kernels: samples an array at coordinates in pixels.
 
     It takes the arguments of that function and has its results, for arrays of one to three axes. `input` may also have
-    a last axis of channels, which the coordinates lack: then every point samples a vector.
+    a last axis of channels, which the coordinates lack: then every point samples a vector. And it may be a batch, as
+    under `jax.vmap`.
 
     The modes say which pixel stands for one outside, at the end of a row a b c d::
 
@@ -114,42 +165,56 @@ def map_coordinates(
     "reflect", gives zero, the cval of "constant" and the outermost pixel of "nearest".
 
     Args:
-      input: [sizes] or [sizes, channels], with one to three sizes; floats, integers or complex numbers. The samples of
-        integers are rounded, halves away from zero.
-      coordinates: an array or a sequence of arrays, one for each of the one to three axes, of shapes that broadcast;
-        float32, float64 or integers.
+      input: [batch, sizes] or [batch, sizes, channels], with no batch by default, and one to three sizes; floats,
+        integers or complex numbers. The samples of integers are rounded, halves away from zero.
+      coordinates: an array or a sequence of arrays, one for each of the one to three axes, of shapes that broadcast to
+        that of the points; float32, float64 or integers. With `batch_dims` they broadcast to [batch, points], or to a
+        shape with 1 in place of a dimension of the batch: then its images have the same points.
       order: 0 for the nearest pixel, rounding halves away from zero, as jax and not as SciPy, or 1 for linear
         interpolation.
       mode: "constant", "nearest", "wrap", "mirror" or "reflect".
       cval: what pixels outside are with mode="constant"; a number or an array without dimensions.
+      batch_dims: how many dimensions of `input` are the batch.
       backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
 
     Returns:
-      The samples, of the broadcast shape of the coordinates, then the channels if `input` has them; of input's type.
+      [batch, points] or [batch, points, channels], as `input` has channels or not; of input's type.
 
     Raises:
       TypeError: an argument has a wrong type, or an array has a dtype that is not supported.
-      ValueError: the number of coordinates does not fit input, or an option has an unknown value.
+      ValueError: the number or the shape of the coordinates does not fit input, or an option has an unknown value.
 
     Example:
       >>> import jax.numpy as jnp, jax_dcn
       >>> x = jnp.arange(12.0).reshape(3, 4)
       >>> jax_dcn.map_coordinates(x, [jnp.array([0.5, 1.5]), jnp.array([1.5, 2.5])], order=1)
       Array([3.5, 8.5], dtype=float32)
+      >>> batch = jnp.stack([x, -x])
+      >>> jax_dcn.map_coordinates(batch, [jnp.array([[0.5], [1.5]]), jnp.array([[1.5], [2.5]])], order=1, batch_dims=1)
+      Array([[ 3.5],
+             [-8.5]], dtype=float32)
     """
     _validation.choice("order", order, tuple(ORDERS))
     _validation.choice("mode", mode, tuple(MODES))
     _validation.choice("backend", backend, _validation.BACKENDS)
+    batch_dims = _validation.natural("batch_dims", batch_dims)
     array = _validation.as_array("input", input)
     listed = [_validation.coordinates(f"coordinates[{k}]", jnp.asarray(one)) for k, one in enumerate(coordinates)]
-    if not 1 <= len(listed) <= MAX_AXES or array.ndim - len(listed) not in (0, 1):
+    num_channel_axes = array.ndim - batch_dims - len(listed)
+    if not 1 <= len(listed) <= MAX_AXES or num_channel_axes not in (0, 1):
         raise ValueError(
             f"coordinates must have one array for each axis of input, at most {MAX_AXES}, of which a last one may be "
-            f"channels, got {len(listed)} for input of shape {array.shape}"
+            f"channels and the first batch_dims={batch_dims} are none, got {len(listed)} for input of shape "
+            f"{array.shape}"
         )
-    x = array if array.ndim > len(listed) else array[..., None]
-    sampled = _of_floats(x, listed, order, mode, cval, backend)
-    return sampled if array.ndim > len(listed) else sampled[..., 0]
+    shape = shape_of_coordinates(listed, array.shape[:batch_dims])
+    shared = [axis for axis in range(batch_dims) if shape[axis] == 1]
+    sample = partial(_of_floats, order=order, mode=mode, cval=cval, backend=backend)
+    for axis in reversed(range(batch_dims)):
+        sample = jax.vmap(sample, in_axes=(0, None if axis in shared else 0))
+    x = array if num_channel_axes else array[..., None]
+    sampled = sample(x, [jnp.squeeze(jnp.broadcast_to(one, shape), shared) for one in listed])
+    return sampled if num_channel_axes else sampled[..., 0]
 
 
 def _of_floats(
@@ -180,6 +245,12 @@ def _shifted(coordinate: jax.Array, order: int) -> jax.Array:
     """The coordinate of the same pixels in an image with one more in front."""
     rounds = order == 0 and jnp.issubdtype(coordinate.dtype, jnp.floating)
     return (lax.round(coordinate, lax.RoundingMethod.AWAY_FROM_ZERO) if rounds else coordinate) + 1
+
+
+def _sample_as(call: CanonicalCall, x: ArrayLike, data_format: DataFormat | None, backend: Any) -> jax.Array:
+    """The samples, of the type and the layout of x."""
+    out = _sample(call, backend).astype(jnp.asarray(x).dtype)
+    return jnp.moveaxis(out, -1, out.ndim - 1 - len(call.points)) if is_channels_first(data_format) else out
 
 
 def _sample(call: CanonicalCall, backend: Any) -> jax.Array:

@@ -138,3 +138,26 @@ def map_coordinates(x, coordinates, cotangent, order, mode):
         x, flat, cotangent.reshape(len(flat), -1), lambda coordinate, size: pixel_axis(coordinate, size, order, mode)
     )
     return out.reshape(cotangent.shape), d_x, d_flat.T.reshape(coordinates.shape)
+
+
+def resize(x, size, cotangent, method, align_corners):
+    """(result, gradient of x) of PyTorch's interpolate: a product with a matrix along each axis. x [..., H, W, C]."""
+    rows, columns = (
+        resize_matrix(*lengths, method, align_corners) for lengths in zip(x.shape[-3:-1], size, strict=True)
+    )
+    out = np.einsum("yh,xw,...hwc->...yxc", rows, columns, x)
+    return out, np.einsum("yh,xw,...yxc->...hwc", rows, columns, cotangent)
+
+
+def resize_matrix(length, count, method, align_corners):
+    """The weights [count, length] of the pixels of an axis."""
+    matrix = np.zeros((count, length))
+    for i in range(count):
+        if align_corners:
+            position = i * (length - 1) / (count - 1) if count > 1 else 0
+        else:
+            position = (i + 0.5) * length / count - 0.5
+        order = {"bilinear": 1, "bicubic": 3}[method]
+        for pixel, weight, _ in taps(position, 1, order, lambda index: outside(index, length, "nearest")):
+            matrix[i, pixel] += weight
+    return matrix

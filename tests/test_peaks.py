@@ -1,0 +1,174 @@
+"""`find_peaks`, against a loop in numpy and against torch."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jax_dcn
+
+find_peaks = jax.jit(jax_dcn.find_peaks, static_argnums=1, static_argnames=("radius", "rounds", "border", "min_score"))
+
+
+def numpy_peaks(scores, count, radius=1, rounds=0, border=0, min_score=-math.inf):
+    """The positions of the peaks, by the definition."""
+    height, width = scores.shape
+    removed, peaks = np.isnan(scores), set()
+    for _ in range(rounds + 1):
+        for row, column in np.ndindex(height, width):
+            window = slice(max(row - radius, 0), row + radius + 1), slice(max(column - radius, 0), column + radius + 1)
+            score = scores[row, column]
+            if not removed[row, column] and score > -math.inf and score >= scores[window][~removed[window]].max():
+                peaks.add((row, column))
+        for row, column in peaks:
+            removed[max(row - radius, 0) : row + radius + 1, max(column - radius, 0) : column + radius + 1] = True
+    inside = {
+        (row, column)
+        for row, column in peaks
+        if border <= row < height - border and border <= column < width - border and scores[row, column] >= min_score
+    }
+    return sorted(map(list, inside), key=lambda at: (-scores[*at], *at))[:count]
+
+
+def check(scores, count, **options):
+    scores = np.asarray(scores)
+    positions, best, valid = map(np.asarray, find_peaks(scores, count, **options))
+    assert positions.dtype == np.int32 and best.dtype == scores.dtype
+    assert positions.shape == (count, 2) and best.shape == valid.shape == (count,)
+    num_found = valid.sum()
+    assert valid[:num_found].all() and not positions[num_found:].any() and not best[num_found:].any()
+    expected = numpy_peaks(scores.astype(np.float64), count, **options)
+    assert positions[:num_found].tolist() == expected
+    np.testing.assert_array_equal(best[:num_found], [scores[*at] for at in expected])
+    return expected
+
+
+def random_map(seed=0, shape=(17, 23)):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def tied_map():
+    """Few different scores, so that there are plateaus of all shapes."""
+    return np.random.default_rng(1).integers(-2, 3, (14, 15)).astype(np.float32)
+
+
+def special_map():
+    scores = random_map(2)
+    scores[::3, ::4] = math.nan
+    scores[1::5, 2::3] = math.inf
+    scores[8:, 12:] = -math.inf
+    return scores
+
+
+MAPS = {
+    "random": random_map(),
+    "tied": tied_map(),
+    "special": special_map(),
+    "equal": np.zeros((3, 4), np.float32),
+    "only NaN": np.full((3, 4), np.nan, np.float32),
+    "a row": random_map(3, (1, 30)),
+    "no pixels": random_map(4, (4, 0)),
+}
+OPTIONS = [
+    {},
+    {"radius": 2, "rounds": 2},
+    {"radius": 1, "rounds": 3, "border": 1},
+    {"radius": 40},
+    {"radius": 3, "rounds": 1, "min_score": 0.0},
+    {"border": 2, "min_score": -0.5},
+    {"border": 9},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", MAPS)
+def test_a_loop_in_numpy_finds_the_same(name, options):
+    expected = check(MAPS[name], 1000, **options)
+    if name == "random":
+        check(MAPS[name], 3, **options)
+        assert bool(expected) == (options != {"border": 9})
+
+
+def test_plateaus_and_rounds_by_hand():
+    scores = np.float32([[5, 5, 4, 3, 2, 1, 0]])
+    assert check(scores, 9) == [[0, 0], [0, 1]]
+    assert check(scores, 9, rounds=1) == [[0, 0], [0, 1], [0, 3]]
+    assert check(scores, 9, rounds=2) == [[0, 0], [0, 1], [0, 3], [0, 5]]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_dtypes(dtype):
+    check(jnp.asarray(random_map(), dtype), 30, radius=2, rounds=2)
+
+
+@pytest.mark.parametrize("radius", [2, 4])
+def test_simple_nms_of_torch(radius):
+    """As SuperPoint and ALIKED have it."""
+    torch = pytest.importorskip("torch")
+
+    def max_pool(x):
+        return torch.nn.functional.max_pool2d(x, kernel_size=2 * radius + 1, stride=1, padding=radius)
+
+    scores = np.random.default_rng(5).uniform(size=(3, 40, 50)).astype(np.float32)
+    scores[0] = np.round(scores[0] * 8) / 8
+    theirs = torch.tensor(scores)
+    max_mask = theirs == max_pool(theirs)
+    for _ in range(2):
+        supp_mask = max_pool(max_mask.float()) > 0
+        supp_scores = torch.where(supp_mask, torch.zeros_like(theirs), theirs)
+        max_mask = max_mask | ((supp_scores == max_pool(supp_scores)) & ~supp_mask)
+    positions, _, valid = jax_dcn.find_peaks(scores, 2000, radius=radius, rounds=2)
+    for at, is_valid, mask in zip(positions, valid, max_mask, strict=True):
+        assert sorted(at[is_valid].tolist()) == mask.nonzero().tolist()
+
+
+def test_transformations():
+    scores = np.stack([random_map(seed) for seed in range(6)])
+
+    def find(scores):
+        return jax_dcn.find_peaks(scores, 20, radius=2, rounds=1)
+
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *map(find, scores))
+    for function in (find, jax.jit(find), jax.vmap(find), jax.vmap(jax.vmap(find))):
+        found = function(scores.reshape(2, 3, 17, 23))
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.reshape(a.shape)), found, expected)
+
+
+def test_gradients_flow_to_the_peaks():
+    scores = MAPS["special"]
+    positions, _, valid = jax_dcn.find_peaks(scores, 4)
+    gradient = np.array(jax.grad(lambda scores: jax_dcn.find_peaks(scores, 4)[1] @ jnp.arange(1.0, 5))(scores))
+    assert valid.all()
+    np.testing.assert_array_equal(gradient[*positions.T], [1, 2, 3, 4])
+    gradient[*positions.T] = 0
+    assert not gradient.any()
+
+
+def test_symbolic_sizes():
+    scores = random_map()
+    (spec,) = export.symbolic_args_specs((scores,), "h, w")
+    exported = export.export(jax.jit(lambda scores: jax_dcn.find_peaks(scores, 30, rounds=1, border=1)))(spec)
+    jax.tree.map(
+        np.testing.assert_array_equal, exported.call(scores), jax_dcn.find_peaks(scores, 30, rounds=1, border=1)
+    )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"scores": np.zeros(5, np.float32)}, r"scores must have shape \[..., H, W\], got \(5,\)"),
+        ({"scores": np.zeros((5, 5), int)}, "scores must be of type float16"),
+        ({"count": 0}, "count must be a positive int, got 0"),
+        ({"radius": 0}, "radius must be a positive int, got 0"),
+        ({"radius": 1.5}, "radius must be a positive int, got 1.5"),
+        ({"rounds": -1}, "rounds must be a non-negative int, got -1"),
+        ({"border": (1, 2)}, r"border must be a non-negative int, got \(1, 2\)"),
+        ({"min_score": math.nan}, "min_score must be a finite number, got nan"),
+    ],
+)
+def test_errors(change, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax_dcn.find_peaks(**{"scores": np.zeros((5, 5), np.float32), "count": 3} | change)
