@@ -90,7 +90,7 @@ STEPS = {
     "build": Step(120, INSTALL),
     "tests": Step(90, RUN_TESTS),
     "kernels": Step(90, "$PYTHON -m benchmarks.kernel_times"),
-    "ratios": Step(90, "$PYTHON -m benchmarks.gpu_ratios"),
+    "ratios": Step(110, "$PYTHON -m benchmarks.gpu_ratios"),
     "profile-A": Step(25, f"{PROFILE} A:16"),
     "profile-C": Step(25, f"{PROFILE} C:16"),
     "launches": Step(30, COMPILE_LAUNCHES),

@@ -35,6 +35,8 @@ CASES = (
     ("M1", "bfloat16", ()),
     ("M3", "float16", ()),
     ("A", "bfloat16", (XLA, "torchvision", "reference")),
+    ("B", "bfloat16", (XLA,)),
+    ("C", "bfloat16", (XLA,)),
 )
 BOXES = nms.Shape(10_000, 80, 1000)
 REPEATS, RUNS = 5, 5

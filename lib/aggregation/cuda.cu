@@ -1,10 +1,13 @@
 // The CUDA kernels of a deformable aggregation and of the cotangents of its taps. A subwarp, some
 // neighbouring lanes of a warp, has the channels of a query and head. Each lane of a quad, four neighbouring lanes of
-// the subwarp, locates another tap. Then the whole subwarp reads the four taps' corners, one tap after the other.
+// the subwarp, locates another tap. Then the whole subwarp reads the four taps' corners, one tap after the other. Where
+// queries and heads are few, several subwarps take turns with the quads of taps.
 #include "aggregation/aggregation.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <type_traits>
 
 #include "aggregation/cuda_taps.h"
 #include "device.h"
@@ -17,27 +20,42 @@ namespace {
 
 constexpr int kQuad = 4, kMaxLog2Subwarp = 5;
 
-// The logarithm of the number of lanes of a subwarp, each of which has a vector of the channels.
-int Log2Subwarp(const AggregationSizes& sizes, int64_t vector) {
-  int log2_subwarp = 2;
-  while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < sizes.channels) ++log2_subwarp;
-  return log2_subwarp;
-}
-
 DCN_HOST_DEVICE int64_t NumQueryHeads(const AggregationSizes& sizes) {
   return sizes.batches * sizes.heads * sizes.queries();
 }
+
+// How a warp is divided among queries and heads.
+struct Lanes {
+  int log2_subwarp, log2_lanes;  // of a subwarp, each of which has a vector of the channels; of a query and head
+  int steps;                     // in each of which a subwarp has a quad of taps
+
+  Lanes(const AggregationSizes& sizes, int64_t vector) : log2_subwarp(2) {
+    constexpr int64_t kManyLanes = 1 << 18;  // enough to keep a large GPU busy
+    while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < sizes.channels) ++log2_subwarp;
+    int64_t quads = 0;
+    for (int32_t i = 0; i < sizes.num_levels; ++i) quads += CeilDiv(sizes.levels[i].taps, kQuad);
+    log2_lanes = log2_subwarp;
+    while (log2_lanes < kMaxLog2Subwarp && 2 * turns() <= quads && NumQueryHeads(sizes) << log2_lanes < kManyLanes)
+      ++log2_lanes;
+    steps = int(CeilDiv(quads, turns()));
+  }
+
+  DCN_HOST_DEVICE int subwarp() const { return 1 << log2_subwarp; }
+  DCN_HOST_DEVICE int turns() const { return 1 << (log2_lanes - log2_subwarp); }
+  __device__ int lane() const { return int(threadIdx.x) & (subwarp() - 1); }  // of the calling thread in its subwarp
+  __device__ int turn() const { return (int(threadIdx.x) >> log2_subwarp) & (turns() - 1); }
+};
 
 // Calls f(query, row of `weights`, first byte of the head in the value, whether it is not past the end) for the work
 // items of the calling thread's subwarps. Queries are counted first, so that neighbouring subwarps sample neighbouring
 // pixels of the same head, which the L1 cache then has. All lanes of a warp exchange what they have located, so those
 // past the end repeat the last item.
 template <typename T, typename F>
-__device__ void ForEachQueryHead(const Aggregation& call, int log2_subwarp, const F& f) {
+__device__ void ForEachQueryHead(const Aggregation& call, const Lanes& lanes, const F& f) {
   const AggregationSizes& sizes = call.sizes;
   const int64_t n = NumQueryHeads(sizes);
-  for (int64_t first = global_thread() / kWarp * kWarp; first < n << log2_subwarp; first += grid_stride()) {
-    const int64_t work_item = (first + threadIdx.x % kWarp) >> log2_subwarp, existing = min(work_item, n - 1);
+  for (int64_t first = global_thread() / kWarp * kWarp; first < n << lanes.log2_lanes; first += grid_stride()) {
+    const int64_t work_item = (first + threadIdx.x % kWarp) >> lanes.log2_lanes, existing = min(work_item, n - 1);
     const int64_t head_of_all = call.by_queries.Quotient(existing), batch = call.by_heads.Quotient(head_of_all);
     const int64_t query = existing - head_of_all * sizes.queries(), head = head_of_all - batch * sizes.heads;
     const QueryHead query_head = {batch, query, head};
@@ -48,25 +66,38 @@ __device__ void ForEachQueryHead(const Aggregation& call, int log2_subwarp, cons
 // The tap of a quad's lane, and the corners of its sample.
 template <typename A>
 struct LocatedTap {
-  int64_t index;  // in `weights`
+  int32_t quad_taps, most_taps;  // of the quad; of any quad of the warp
+  int64_t index;                 // in `weights`
   A weight;
   BilinearCorners<A> corners;
 };
 
-// Calls f(level, number of taps, located tap) for the taps of a query and head, up to a quad of them at a time. Lanes
-// past the last tap of the level repeat it. `row` is the row of `weights`.
-template <typename A, typename F>
-__device__ void ForEachQuad(const Aggregation& call, int64_t query, int64_t row, const F& f) {
+// Calls f(level, located tap) for the taps of a query and head whose turn it is, up to a quad of them at a time. Lanes
+// past the last tap of the level repeat it. All lanes of a warp make the same calls: a quad past the last level has no
+// taps, and its lanes repeat the last. `row` is the row of `weights`.
+template <bool kTakesTurns, typename A, typename F>
+__device__ void ForEachQuad(const Aggregation& call, const Lanes& lanes, int64_t query, int64_t row, const F& f) {
   const TapLocator<A> locate(call, query);
-  const int64_t first_index = row * call.sizes.taps;
-  for (int32_t i = 0; i < call.sizes.num_levels; ++i) {
-    const Level& level = call.sizes.levels[i];
-    for (int32_t first = 0; first < level.taps; first += kQuad) {
-      const int32_t tap = level.first_tap + min(first + int32_t(threadIdx.x % kQuad), level.taps - 1);
-      const int64_t index = first_index + tap;
-      f(level, min(level.taps - first, kQuad),
-        LocatedTap<A>{index, static_cast<const A*>(call.taps.weights)[index], locate(level, tap, index)});
+  const AggregationSizes& sizes = call.sizes;
+  const int turns = kTakesTurns ? lanes.turns() : 1;
+  int32_t i = 0, first = 0;
+  const auto advance = [&](int quads) {
+    for (; quads > 0 && i < sizes.num_levels; --quads) {
+      first += kQuad;
+      if (first < sizes.levels[i].taps) continue;
+      first = 0;
+      ++i;
     }
+  };
+  advance(kTakesTurns ? lanes.turn() : 0);
+  for (int step = 0; step < lanes.steps; ++step, advance(turns)) {
+    const bool is_past = kTakesTurns && i == sizes.num_levels;
+    const Level& level = sizes.levels[is_past ? i - 1 : i];
+    const int32_t count = is_past ? 0 : min(level.taps - first, kQuad);
+    const int32_t tap = level.first_tap + min(first + int32_t(threadIdx.x % kQuad), level.taps - 1);
+    const int64_t index = row * sizes.taps + tap;
+    f(level, LocatedTap<A>{count, turns == 1 ? count : kQuad, index, static_cast<const A*>(call.taps.weights)[index],
+                           locate(level, tap, index)});
   }
 }
 
@@ -121,18 +152,17 @@ class PackedCorners {
   int64_t packed_;
 };
 
-template <typename T, int N>
-__global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* value, T* out) {
+template <typename T, int N, bool kTakesTurns>
+__global__ void AggregateKernel(Aggregation call, Lanes lanes, const T* value, T* out) {
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
-  const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead<T>(call, log2_subwarp, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
-    for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
-      const int64_t channel = first + lane * N;
+  ForEachQueryHead<T>(call, lanes, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
+    for (int64_t first = 0; first < sizes.channels; first += lanes.subwarp() * N) {
+      const int64_t channel = first + lanes.lane() * N;
       const bool has_channel = channel < sizes.channels;
       A sum[N] = {}, unread = 0;
-      ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
+      ForEachQuad<kTakesTurns, A>(call, lanes, query, row, [&](const Level& level, const LocatedTap<A>& tap) {
         const PixelDistances distances(pixel_bytes, level);
         const PixelPair y(tap.corners.y), x(tap.corners.x);
         const PackedCorners of_lane(first_byte, distances, level, y, x);
@@ -143,13 +173,13 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
         unread += of_lane.is_read() ? A(0) : tap.weight * tap.corners.unread_value();
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) {
-          if (k >= count) break;
+          if (k >= tap.most_taps) break;
           const PackedCorners corners = of_lane.Of(k);
           A corner_weight[4];
           for (int corner = 0; corner < 4; ++corner) {
             corner_weight[corner] = __shfl_sync(kWholeWarp, weight[corner], k, kQuad);
           }
-          if (!has_channel || !corners.is_read()) continue;
+          if ((kTakesTurns && k >= tap.quad_taps) || !has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];
           corners.Load(distances, value + channel, pixel);
           for (int corner = 0; corner < 4; ++corner) {
@@ -157,10 +187,14 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
           }
         }
       });
-      for (int lanes = 1; lanes < kQuad; lanes *= 2) unread += __shfl_xor_sync(kWholeWarp, unread, lanes);
-      if (!is_valid || !has_channel) continue;
+      for (int distance = 1; distance < kQuad; distance *= 2) unread += __shfl_xor_sync(kWholeWarp, unread, distance);
+      for (A& of_channel : sum) of_channel += unread;
+      for (int distance = lanes.subwarp(); distance < 1 << lanes.log2_lanes; distance *= 2) {
+        for (A& of_channel : sum) of_channel += __shfl_xor_sync(kWholeWarp, of_channel, distance);
+      }
+      if (!is_valid || !has_channel || lanes.turn() > 0) continue;
       Vector<T, N> result;
-      for (int v = 0; v < N; ++v) result.value[v] = T(sum[v] + unread);
+      for (int v = 0; v < N; ++v) result.value[v] = T(sum[v]);
       AsVector<N>(out + row * sizes.channels + channel) = result;
     }
   });
@@ -188,29 +222,28 @@ __device__ Vector<A, 2> PixelsPerUnit(const AggregationSizes& sizes, const Level
   return {A(sizes.offset_scale), A(sizes.offset_scale)};
 }
 
-template <typename T, int N>
-__global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T* value, const T* d_out,
+template <typename T, int N, bool kTakesTurns>
+__global__ void TapCotangentsKernel(Aggregation call, Lanes lanes, const T* value, const T* d_out,
                                     Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
-  const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead<T>(call, log2_subwarp, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
+  ForEachQueryHead<T>(call, lanes, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
     const T* const cotangent = d_out + row * sizes.channels;
-    ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
+    ForEachQuad<kTakesTurns, A>(call, lanes, query, row, [&](const Level& level, const LocatedTap<A>& tap) {
       const PixelDistances distances(pixel_bytes, level);
       const PackedCorners of_lane(first_byte, distances, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};
-      for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
-        const int64_t channel = first + lane * N;
+      for (int64_t first = 0; first < sizes.channels; first += lanes.subwarp() * N) {
+        const int64_t channel = first + lanes.lane() * N;
         const bool has_channel = channel < sizes.channels;
         Vector<T, N> d = {};
         if (has_channel) d = AsVector<N>(cotangent + channel);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) {
-          if (k >= count) break;
+          if (k >= tap.most_taps) break;
           const PackedCorners corners = of_lane.Of(k);
-          if (!has_channel || !corners.is_read()) continue;
+          if (k >= tap.quad_taps || !has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];
           corners.Load(distances, value + channel, pixel);
           for (int corner = 0; corner < 4; ++corner) {
@@ -221,11 +254,11 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
       A dot[4];
       SumOverQuad(dots, dot);
       for (int corner = 0; corner < 4; ++corner) {
-        for (int lanes = kQuad; lanes < subwarp; lanes *= 2)
-          dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
+        for (int distance = kQuad; distance < lanes.subwarp(); distance *= 2)
+          dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], distance);
         if (!tap.corners.is_read(corner)) dot[corner] = A(0);
       }
-      if (!is_valid || lane >= count) return;
+      if (!is_valid || lanes.lane() >= tap.quad_taps) return;
       const PositionCotangents<A> cotangents = CotangentsOfPosition(tap.corners, dot, tap.weight);
       if (d_weights) d_weights[tap.index] = cotangents.mask;
       if (!d_locations) return;
@@ -239,9 +272,9 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
 }
 
 // The blocks for all subwarps. They are small, because registers limit the occupancy.
-Grid GridFor(const AggregationSizes& sizes, int log2_subwarp) {
+Grid GridFor(const AggregationSizes& sizes, const Lanes& lanes) {
   constexpr int kBlockThreads = 128;
-  return {((NumQueryHeads(sizes) << log2_subwarp) + kBlockThreads - 1) / kBlockThreads, kBlockThreads};
+  return {CeilDiv(NumQueryHeads(sizes) << lanes.log2_lanes, kBlockThreads), kBlockThreads};
 }
 
 }  // namespace
@@ -251,9 +284,13 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
   return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
     constexpr int N = decltype(width)::value;
-    const int log2_subwarp = Log2Subwarp(sizes, N);
-    return Launch<AggregateKernel<T, N>>(device, GridFor(sizes, log2_subwarp), Aggregation(sizes, taps), log2_subwarp,
-                                         static_cast<const T*>(value), static_cast<T*>(out));
+    const Lanes lanes(sizes, N);
+    const auto launch = [&](auto takes_turns) {
+      return Launch<AggregateKernel<T, N, takes_turns.value>>(device, GridFor(sizes, lanes), Aggregation(sizes, taps),
+                                                              lanes, static_cast<const T*>(value),
+                                                              static_cast<T*>(out));
+    };
+    return lanes.turns() > 1 ? launch(std::true_type()) : launch(std::false_type());
   });
 }
 
@@ -263,10 +300,13 @@ const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& s
     using T = decltype(tag);
     using A = Accumulator<T>;
     constexpr int N = decltype(width)::value;
-    const int log2_subwarp = Log2Subwarp(sizes, N);
-    return Launch<TapCotangentsKernel<T, N>>(device, GridFor(sizes, log2_subwarp), Aggregation(sizes, taps),
-                                             log2_subwarp, static_cast<const T*>(value), static_cast<const T*>(d_out),
-                                             static_cast<A*>(d_locations), static_cast<A*>(d_weights));
+    const Lanes lanes(sizes, N);
+    const auto launch = [&](auto takes_turns) {
+      return Launch<TapCotangentsKernel<T, N, takes_turns.value>>(
+          device, GridFor(sizes, lanes), Aggregation(sizes, taps), lanes, static_cast<const T*>(value),
+          static_cast<const T*>(d_out), static_cast<A*>(d_locations), static_cast<A*>(d_weights));
+    };
+    return lanes.turns() > 1 ? launch(std::true_type()) : launch(std::false_type());
   });
 }
 

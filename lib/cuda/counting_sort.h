@@ -1,11 +1,12 @@
-// A stable counting sort of entries by row, into tables in CSR form. It uses no atomics, and its result is the same in
-// every run. It takes two kernels, because a table may have too many rows to count them all in shared memory:
+// A stable counting sort of entries by row, into tables in CSR form. Its result is the same in every run. It takes two
+// kernels, because a table may have too many rows to count them all in shared memory:
 //
 //   1. PartitionKernel: a thread block sorts a part of a table's entries by bin, which is some neighbouring rows.
 //   2. SortBinsKernel: a warp sorts a bin by row. The entries of a bin are a range of each part.
 //
 // Both count first, and then take the entries again in the order of their ids to find the place of each. The lanes of a
-// warp that have the same bin or row find each other by __match_any_sync.
+// warp that have the same bin or row find each other by __match_any_sync. Only counts are added up by atomics: they are
+// integers, so their order does not matter.
 //
 // The entries of a table come from items, which have up to kEntries each: the id of an entry is item · kEntries + its
 // number in the item. They are computed on the device whenever a kernel needs them:
@@ -38,9 +39,12 @@ struct CsrTables {
 
 namespace {
 
-// The work is divided among many warps, because each step of a warp waits for the loads of the one before. The counts
-// of PartitionKernel take 48 KiB of shared memory, as much as a block can have without a request.
-constexpr int kPartitionWarps = 12, kSortWarps = 4;
+// The work is divided among many warps, because each step of a warp waits for the loads of the one before. A warp of
+// PartitionKernel has a count for each bin, and those of a block take up to 48 KiB of shared memory: as much as a block
+// can have without a request. A block has more warps where all tables together have too few entries for all SMs.
+constexpr int kPartitionWarps = 12, kMaxPartitionWarps = kWarp, kSortWarps = 4;
+constexpr int64_t kFewEntries = 1 << 19;
+constexpr int32_t kPartitionCounts = 48 * 1024 / sizeof(int32_t) - kMaxPartitionWarps;
 constexpr int32_t kMaxBins = 1024, kMaxParts = kWarp, kPartEntries = 4096;
 constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
 // Of a bin on average, unless it would have more than 2^kMaxBalancedRowsLog2 rows: few enough to be staged, and six
@@ -61,6 +65,7 @@ struct SortShape {
   int64_t tables;
   int32_t rows, entries;
   int32_t bins, bin_rows_log2;  // 2^bin_rows_log2 rows in each bin but the last
+  int32_t warps;                // of a part
   int32_t parts, warp_entries;  // warp_entries: those of a part that a warp sorts
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
@@ -69,13 +74,14 @@ struct SortShape {
       ++bin_rows_log2;
     while (BinsOf(bin_rows_log2) > kMaxBins) ++bin_rows_log2;
     bins = int32_t(BinsOf(bin_rows_log2));
+    const int most_warps = tables * entries < kFewEntries ? kMaxPartitionWarps : kPartitionWarps;
+    warps = std::min(most_warps, kPartitionCounts / bins);
     // row_start has room for a bin's ranges of all parts, two numbers each.
     const int64_t most_parts = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
     const int64_t wanted = std::min(CeilDiv(entries, kPartEntries), most_parts);
     const int64_t step_entries = kWarp * item_entries;  // of a warp
-    warp_entries =
-        int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * kPartitionWarps * step_entries) * step_entries);
-    parts = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * kPartitionWarps)) : 0;
+    warp_entries = int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * warps * step_entries) * step_entries);
+    parts = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * warps)) : 0;
   }
 
   // The fewest rows of the last bin, unless the table has only this bin.
@@ -98,7 +104,7 @@ struct SortShape {
     return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * part;
   }
   __device__ int64_t part_start(int64_t table, int32_t part) const {
-    return table * entries + int64_t{part} * warp_entries * kPartitionWarps;
+    return table * entries + int64_t{part} * warp_entries * warps;
   }
 };
 
@@ -130,9 +136,15 @@ __device__ inline int32_t TakeNext(int32_t* next, int32_t key) {
 // Two results need no memory of their own: the ranges of the bins are stored in row_start, and `bins`, in the memory of
 // the values, has the bin of each id.
 template <typename Tables>
-__global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_start, int32_t* ids, int32_t* bins) {
-  __shared__ int32_t next[kPartitionWarps][kMaxBins];
+__global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
+    PartitionKernel(Tables tables, SortShape shape, int32_t* row_start, int32_t* ids, int32_t* bins) {
+  __shared__ int32_t counts[kPartitionCounts];  // of each warp and bin
+  __shared__ int32_t totals[kMaxPartitionWarps];
   const int warp = threadIdx.x / kWarp;
+  int32_t* const next = counts + warp * shape.bins;
+  // The bins of whose counts the warp computes the exclusive sums.
+  const int32_t warp_bins = (shape.bins + shape.warps * kWarp - 1) / (shape.warps * kWarp) * kWarp;
+  const int32_t first_bin = warp * warp_bins, end_bin = min(first_bin + warp_bins, shape.bins);
   for (int64_t block = blockIdx.x; block < shape.tables * shape.parts; block += gridDim.x) {
     const int64_t table = block / shape.parts;
     const int32_t part = int32_t(block % shape.parts);
@@ -143,7 +155,7 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
         int32_t(first < shape.entries ? min(int64_t{shape.warp_entries}, shape.entries - first) : 0);
 
     int32_t* const table_bins = bins + table * shape.entries;
-    for (int32_t bin = Lane(); bin < shape.bins; bin += kWarp) next[warp][bin] = 0;
+    for (int32_t bin = Lane(); bin < shape.bins; bin += kWarp) next[bin] = 0;
     __syncwarp();
     for (int32_t begin = 0; begin < warp_entries; begin += kWarp * kEntries) {
       const int32_t i = begin + Lane() * kEntries;
@@ -157,26 +169,36 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
         // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
         reinterpret_cast<Vector<int32_t, kEntries>*>(table_bins)[item] = item_bins;
       }
-      for (const int32_t bin : item_bins.value) TakeNext(next[warp], bin);
+      for (const int32_t bin : item_bins.value) {
+        if (bin >= 0) atomicAdd(next + bin, 1);
+      }
     }
     __syncthreads();
-    if (warp == 0) {
-      int32_t sum = 0;
+    int32_t total = 0, sum = 0;
+    for (int32_t bin = first_bin + Lane(); bin < end_bin; bin += kWarp) {
+      for (int w = 0; w < shape.warps; ++w) total += counts[w * shape.bins + bin];
+    }
+    ExclusiveSum(total, &sum);
+    if (Lane() == 0) totals[warp] = sum;
+    __syncthreads();
+    sum = 0;
+    ExclusiveSum(Lane() < warp ? totals[Lane()] : 0, &sum);
 #pragma unroll 1
-      for (int32_t first_bin = 0; first_bin < shape.bins; first_bin += kWarp) {
-        const int32_t bin = first_bin + Lane();
-        int32_t count = 0;
-        for (int w = 0; w < kPartitionWarps; ++w) count += bin < shape.bins ? next[w][bin] : 0;
-        int32_t place = ExclusiveSum(count, &sum);
-        if (bin >= shape.bins) continue;
-        int32_t* const range = row_start + shape.range(table, part, bin);
-        range[0] = place;
-        range[1] = place + count;
-        for (int w = 0; w < kPartitionWarps; ++w) {
-          const int32_t warp_count = next[w][bin];
-          next[w][bin] = place;
-          place += warp_count;
-        }
+    for (int32_t begin = first_bin; begin < end_bin; begin += kWarp) {
+      const int32_t bin = begin + Lane();
+      int32_t count = 0;
+#pragma unroll 1  // as few registers are left for 1024 threads
+      for (int w = 0; w < shape.warps; ++w) count += bin < end_bin ? counts[w * shape.bins + bin] : 0;
+      int32_t place = ExclusiveSum(count, &sum);
+      if (bin >= end_bin) continue;
+      int32_t* const range = row_start + shape.range(table, part, bin);
+      range[0] = place;
+      range[1] = place + count;
+#pragma unroll 1
+      for (int w = 0; w < shape.warps; ++w) {
+        const int32_t warp_count = counts[w * shape.bins + bin];
+        counts[w * shape.bins + bin] = place;
+        place += warp_count;
       }
     }
     __syncthreads();
@@ -189,7 +211,7 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
         entry_bins[k] = i < warp_entries ? table_bins[first + i] : -1;
       }
       for (int k = 0; k < kLoads; ++k) {
-        const int32_t bin = entry_bins[k], place = TakeNext(next[warp], bin);
+        const int32_t bin = entry_bins[k], place = TakeNext(next, bin);
         if (bin >= 0) part_ids[place] = int32_t(first + lane_begin + k * kWarp);
       }
     }
@@ -225,15 +247,22 @@ class BinEntries {
   template <typename F>
   __device__ void ForEach(const F& f) const {
     int part = 0;  // the last whose range begins at this lane's index or before
-    for (int32_t first = 0; first < count; first += kWarp) {
-      const int32_t index = first + Lane(), bounded = min(index, count - 1);
+    const auto id_at = [&](int32_t first) {
+      const int32_t bounded = min(first + Lane(), count - 1);
       bool is_passed;
       do {
         const int32_t next_start = __shfl_sync(kWholeWarp, range_start_, min(part + 1, kWarp - 1));
         is_passed = part + 1 < kWarp && next_start <= bounded;
         part += is_passed;
       } while (__any_sync(kWholeWarp, is_passed));
-      const auto entry = entries_of_table_(ids_[__shfl_sync(kWholeWarp, first_, part) + bounded]);
+      return ids_[__shfl_sync(kWholeWarp, first_, part) + bounded];
+    };
+    if (count == 0) return;
+    int32_t id = id_at(0);
+    for (int32_t first = 0; first < count; first += kWarp) {
+      const auto entry = entries_of_table_(id);
+      if (first + kWarp < count) id = id_at(first + kWarp);
+      const int32_t index = first + Lane();
       f(entry, index < count ? entry.row - first_row_ : -1, index);
     }
   }
@@ -332,7 +361,7 @@ template <typename Tables, typename Value>
 const char* SortByRow(const Device& device, const Tables& tables, const CsrTables<Value>& csr) {
   const SortShape shape(csr.tables, csr.rows, csr.entries, Tables::Table::kEntries);
   const char* failure =
-      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.parts, kPartitionWarps * kWarp}, tables, shape,
+      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.parts, shape.warps * kWarp}, tables, shape,
                                       csr.row_start, csr.workspace, reinterpret_cast<int32_t*>(csr.values));
   if (failure) return failure;
   constexpr int kSortThreads = kSortWarps * kWarp;

@@ -135,11 +135,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic>)
         const int step = N << log2_lanes;
         for (int channel = Lane() * N & (step - 1); channel < channels; channel += step) {
           const Vector<A, N> cotangent = Widened(AsVector<N>(reinterpret_cast<const T*>(d) + channel));
+          Vector<A, N> loaded[S::kTaps];
+#pragma unroll
+          for (int tap = 0; tap < S::kTaps; ++tap) loaded[tap] = pixels.template Load<T, N>(tap, channel);
 #pragma unroll
           for (int tap = 0; tap < S::kTaps; ++tap) {
-            const auto loaded = pixels.template Load<T, N>(tap, channel);
             if (pixels.pixel[tap] < 0) continue;
-            for (int v = 0; v < N; ++v) dot[tap] += cotangent.value[v] * loaded.value[v];
+            for (int v = 0; v < N; ++v) dot[tap] += cotangent.value[v] * loaded[tap].value[v];
           }
         }
       });

@@ -29,14 +29,16 @@ class Mutation(NamedTuple):
 
 MUTATIONS = {
     "missing barrier": Mutation(
-        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel=X),
+        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t total = 0", FAULT, kernel=X),
+    "totals read before they are stored": Mutation(
+        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}sum = 0;", FAULT, kernel=X),
     "another missing barrier": Mutation(
         "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* part_ids", FAULT, kernel=X),
     "barrier that not all reach": Mutation(
-        "cuda/counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    if (warp == 0) {", "waits",
+        "cuda/counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    int32_t total = 0", "waits",
         kernel=X),
     "off by one in shared memory": Mutation(
-        "cuda/counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel=X),
+        "cuda/counting_sort.h", "next[bin{~~~> + 1~~}] = 0;", FAULT, kernel=X),
     "off by one in global memory": Mutation(
         "cuda/counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel=X),
     "overlapping writes of threads": Mutation(
@@ -96,7 +98,11 @@ MUTATIONS = {
     "tap past the end of a level": Mutation(
         "aggregation/cuda.cu", "{~~min(~>~~}first + int32_t(threadIdx.x % kQuad){~~, level.taps - 1)~>~~}", FAULT),
     "cotangents of a tap stored by several lanes": Mutation(
-        "aggregation/cuda.cu", "if (!is_valid{~~ || lane >= count~>~~}) return;", FAULT),
+        "aggregation/cuda.cu", "if (!is_valid{~~ || lanes.lane() >= tap.quad_taps~>~~}) return;", FAULT),
+    "quads of taps past the last level": Mutation(
+        "aggregation/cuda.cu", "count = is_past ? {~~0~>kQuad~~} :", f"{FAULT}|{VALUES}"),
+    "turns that are not added up": Mutation(
+        "aggregation/cuda.cu", "distance < {~~1 << lanes.log2_lanes~>lanes.subwarp()~~}; distance *= 2) {", VALUES),
     "pixel of the value past the end": Mutation(
         "aggregation/cuda_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
     "pixels of the value that two subwarps have": Mutation(

@@ -85,6 +85,18 @@ __global__ void WarpKernel(int* out) {
   out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // a shuffle does not order memory accesses
 }
 
+// The threads of each warp count together, and then each reads the count.
+template <bool kSyncWarp>
+__global__ void CountKernel(int* out) {
+  __shared__ int counts[kThreads / 32];
+  int& count = counts[threadIdx.x / 32];
+  if (threadIdx.x % 32 == 0) count = 0;
+  __syncwarp();
+  if (threadIdx.x % 3) atomicAdd(&count, 1);
+  if (kSyncWarp) __syncwarp();
+  out[threadIdx.x] = count;
+}
+
 // Both blocks write the same words.
 __global__ void OverlappingBlocksKernel(int* out) { out[threadIdx.x] = int(blockIdx.x); }
 
@@ -115,6 +127,8 @@ const std::map<std::string, Toy> kToys = {
     {"excluded_lane", {ExcludedLaneKernel}},
     {"warp", {WarpKernel<true>}},
     {"warp_without_barrier", {WarpKernel<false>}},
+    {"count", {CountKernel<true>}},
+    {"count_without_barrier", {CountKernel<false>}},
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
     {"unknown_instruction", {UnknownInstructionKernel}},

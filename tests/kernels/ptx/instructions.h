@@ -11,7 +11,7 @@ namespace ptx {
 
 // Those that act on each lane by itself, and access no memory.
 bool DecodeLaneInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
-// Loads and stores.
+// Loads, stores and atomic additions.
 bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
 // The other ones that lanes execute together: shuffles, votes and barriers of a warp.
 bool DecodeWarpInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);

@@ -10,18 +10,21 @@ std::map<uint64_t, Allocation> allocations;  // by their ends
 
 }  // namespace
 
-// Whether the access of `earlier` is ordered before one of `accessor` in the same epoch of the same block.
+// Whether all accesses of `earlier` are ordered before one of `accessor` in the same epoch of the same block.
 bool Cell::IsOrdered(uint32_t earlier, uint16_t warp_barriers, Accessor accessor) {
   const uint32_t thread = earlier & kThread;
-  return thread == accessor.thread ||
-         (thread / kWarpSize == accessor.thread / kWarpSize && warp_barriers != accessor.warp_barriers);
+  if (earlier & kOtherWarps) return false;
+  if (thread == accessor.thread && !(earlier & kOtherLanes)) return true;
+  return thread / kWarpSize == accessor.thread / kWarpSize && warp_barriers != accessor.warp_barriers;
 }
+
+bool Cell::IsAfterWrites(Accessor accessor) const { return IsOrdered(writer_, write_warp_barriers_, accessor); }
 
 const char* Cell::CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const {
   if (write_epoch_ < epochs.launch) return nullptr;
   if (is_constant) return "reads through ld.global.nc what the kernel writes";
   if (write_epoch_ < epochs.block) return "is a race: it reads what another block writes";
-  if (write_epoch_ == epochs.current && !IsOrdered(writer_, write_warp_barriers_, accessor)) {
+  if (write_epoch_ == epochs.current && !IsAfterWrites(accessor)) {
     return "is a race: it reads what another thread writes, with no barrier between them";
   }
   return nullptr;
@@ -46,40 +49,46 @@ void Cell::RecordRead(Accessor accessor, const Epochs& epochs) {
   read_warp_barriers_ = accessor.warp_barriers;
 }
 
-const char* Cell::CheckWrite(Accessor accessor, const Epochs& epochs) const {
+const char* Cell::CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const {
   if (write_epoch_ >= epochs.launch) {
     if (write_epoch_ < epochs.block) return "is a race: it writes what another block writes";
-    if (write_epoch_ == epochs.current && !IsOrdered(writer_, write_warp_barriers_, accessor)) {
+    const bool are_atomic = is_atomic && writer_ & kIsAtomic;
+    if (write_epoch_ == epochs.current && !are_atomic && !IsAfterWrites(accessor)) {
       return "is a race: it writes what another thread writes, with no barrier between them";
     }
   }
   if (read_epoch_ < epochs.launch) return nullptr;
   if (read_epoch_ < epochs.block || reader_ & kOtherBlocks) return "is a race: it writes what another block reads";
   if (read_epoch_ < epochs.current) return nullptr;
-  const bool is_unordered_lane = reader_ & kOtherLanes && read_warp_barriers_ == accessor.warp_barriers;
-  if (reader_ & kOtherWarps || is_unordered_lane || !IsOrdered(reader_, read_warp_barriers_, accessor)) {
+  if (!IsOrdered(reader_, read_warp_barriers_, accessor)) {
     return "is a race: it writes what another thread reads, with no barrier between them";
   }
   return nullptr;
 }
 
-void Cell::RecordWrite(Accessor accessor, const Epochs& epochs) {
+void Cell::RecordWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) {
+  uint32_t others = 0;
+  if (write_epoch_ == epochs.current && !IsAfterWrites(accessor)) {  // they are all atomic
+    const bool is_same_warp = (writer_ & kThread) / kWarpSize == accessor.thread / kWarpSize;
+    others = (writer_ & (kOtherLanes | kOtherWarps)) | (is_same_warp ? kOtherLanes : kOtherWarps);
+  }
   write_epoch_ = epochs.current;
   write_warp_barriers_ = accessor.warp_barriers;
-  writer_ = accessor.thread;
+  writer_ = accessor.thread | others | (is_atomic ? kIsAtomic : 0);
 }
 
 const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used) {
   if (writer_ & kIsGuard) return "is out of bounds of its variable";
-  if (access != Access::kWrite) {
-    if (write_epoch_ < since && is_used) return "reads memory that was not written";
-    const char* error = CheckRead(access == Access::kConstantRead, accessor, epochs);
-    if (!error) RecordRead(accessor, epochs);
+  const bool is_atomic = access == Access::kAtomic;
+  if (access != Access::kWrite && write_epoch_ < since && is_used) return "reads memory that was not written";
+  if (access == Access::kWrite || is_atomic) {
+    const char* error = CheckWrite(is_atomic, accessor, epochs);
+    if (!error) RecordWrite(is_atomic, accessor, epochs);
     return error;
   }
-  if (const char* error = CheckWrite(accessor, epochs)) return error;
-  RecordWrite(accessor, epochs);
-  return nullptr;
+  const char* error = CheckRead(access == Access::kConstantRead, accessor, epochs);
+  if (!error) RecordRead(accessor, epochs);
+  return error;
 }
 
 Cell Cell::Guard() {

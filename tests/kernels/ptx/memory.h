@@ -12,7 +12,8 @@ constexpr uint32_t kGranule = 2;  // bytes that a cell describes
 enum class Access : uint8_t {
   kRead,
   kConstantRead,  // ld.global.nc, whose memory must not change during the launch
-  kWrite
+  kWrite,
+  kAtomic  // a read and a write, for which no order among other atomic accesses is needed
 };
 
 // Time, as far as it orders accesses. All epochs are unique: a block barrier, a block and a launch each begin a new
@@ -42,16 +43,19 @@ class Cell {
 
  private:
   static constexpr uint32_t kThread = 0xffff, kWarpSize = 32;
-  static constexpr uint32_t kOtherLanes = 1 << 16, kOtherWarps = 1 << 17, kOtherBlocks = 1 << 18;  // also read it
-  static constexpr uint32_t kIsGuard = 1 << 19;                                                    // there is no writer
+  // Others that also read it or, if they are all atomic, wrote it.
+  static constexpr uint32_t kOtherLanes = 1 << 16, kOtherWarps = 1 << 17, kOtherBlocks = 1 << 18;
+  static constexpr uint32_t kIsGuard = 1 << 19;   // there is no writer
+  static constexpr uint32_t kIsAtomic = 1 << 20;  // the last write
 
   explicit Cell(uint32_t write_epoch) : write_epoch_(write_epoch) {}
 
   static bool IsOrdered(uint32_t earlier, uint16_t warp_barriers, Accessor accessor);
+  bool IsAfterWrites(Accessor accessor) const;
   const char* CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const;
   void RecordRead(Accessor accessor, const Epochs& epochs);
-  const char* CheckWrite(Accessor accessor, const Epochs& epochs) const;
-  void RecordWrite(Accessor accessor, const Epochs& epochs);
+  const char* CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const;
+  void RecordWrite(bool is_atomic, Accessor accessor, const Epochs& epochs);
 
   uint32_t write_epoch_ = 0, writer_ = 0;  // epoch 0: not written
   uint32_t read_epoch_ = 0, reader_ = 0;

@@ -1,4 +1,5 @@
-// Loads and stores. Operand 4 is the address; operands 0 to 3 are what is loaded or stored.
+// Loads, stores and atomic additions. Operand 4 is the address; operands 0 to 3 are what is loaded or stored, or 0 is
+// the number in memory before the addition, and 1 what is added.
 #include <algorithm>
 #include <cstring>
 
@@ -10,27 +11,49 @@ namespace {
 
 constexpr int kAddress = 4;
 
+// The addresses of the lanes, at which each accesses `bytes`.
+struct Addresses {
+  uint64_t of_lane[kLanes];
+
+  Addresses(Warp& warp, const Instruction& instruction, Lanes lanes, uint32_t bytes);
+};
+
+Addresses::Addresses(Warp& warp, const Instruction& instruction, Lanes lanes, uint32_t bytes) {
+  const Place place = instruction.operands[kAddress];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    of_lane[lane] = instruction.address_bytes == 8 ? warp.At<uint64_t>(place)[lane] : warp.At<uint32_t>(place)[lane];
+    of_lane[lane] += uint64_t(int64_t(instruction.displacement));
+  }
+  warp.launch.CheckAccess(warp, instruction, lanes, instruction.space, instruction.access, of_lane, bytes);
+}
+
 // Element is the type in memory, Register the one in the register file.
 template <bool kIsLoad, typename Element, typename Register>
 void LoadOrStore(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  uint64_t addresses[kLanes];
-  const Place place = instruction.operands[kAddress];
-  for (int lane = 0; lane < kLanes; ++lane) {
-    addresses[lane] = instruction.address_bytes == 8 ? warp.At<uint64_t>(place)[lane] : warp.At<uint32_t>(place)[lane];
-    addresses[lane] += uint64_t(int64_t(instruction.displacement));
-  }
-  warp.launch.CheckAccess(warp, instruction, lanes, instruction.space, instruction.access, addresses,
-                          sizeof(Element) * instruction.count);
+  const Addresses addresses(warp, instruction, lanes, sizeof(Element) * instruction.count);
   uint8_t* memory = warp.launch.Memory(instruction.space);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!Has(lanes, lane)) continue;
     for (int i = 0; i < instruction.count; ++i) {
-      uint8_t* const element = memory + addresses[lane] + size_t(i) * sizeof(Element);
+      uint8_t* const element = memory + addresses.of_lane[lane] + size_t(i) * sizeof(Element);
       Register& value = warp.At<Register>(instruction.operands[i])[lane];
       Element moved = Element(value);
       kIsLoad ? std::memcpy(&moved, element, sizeof moved) : std::memcpy(element, &moved, sizeof moved);
       if (kIsLoad) value = Register(moved);
     }
+  }
+}
+
+void AddAtomically(Warp& warp, const Instruction& instruction, Lanes lanes) {
+  const Addresses addresses(warp, instruction, lanes, sizeof(uint32_t));
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!Has(lanes, lane)) continue;
+    uint8_t* const element = warp.launch.Memory(instruction.space) + addresses.of_lane[lane];
+    uint32_t before;
+    std::memcpy(&before, element, sizeof before);
+    const uint32_t sum = before + warp.At<uint32_t>(instruction.operands[1])[lane];
+    std::memcpy(element, &sum, sizeof sum);
+    warp.At<uint32_t>(instruction.operands[0])[lane] = before;
   }
 }
 
@@ -106,10 +129,23 @@ bool DecodeLoadOrStore(const std::vector<std::string>& words, const std::vector<
   return out->execute != nullptr;
 }
 
+bool DecodeAtomicAddition(const std::vector<Operand>& operands, RegisterLayout& registers, Instruction* out) {
+  if (operands.size() != 3) return false;
+  bool ok = true;
+  out->operands[0] = PlaceOf(operands[0], sizeof(uint32_t), registers, &ok);
+  out->operands[1] = PlaceOf(operands[2], sizeof(uint32_t), registers, &ok);
+  out->address_bytes = uint8_t(DecodeAddress(operands[1], 4, registers, out));
+  out->space = Space::kShared;
+  out->access = Access::kAtomic;
+  out->execute = AddAtomically;
+  return ok && out->address_bytes > 0;
+}
+
 }  // namespace
 
 bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
                              Instruction* out) {
+  if (opcode == "atom.shared.add.u32") return DecodeAtomicAddition(operands, registers, out);
   std::vector<std::string> words = Words(opcode);
   const std::string& space = words[1];
   // The kernels have no pointers to shared memory, so generic addresses are global ones.
