@@ -14,7 +14,7 @@ from examples.library.files import rewording
 from .detector import RCNN
 from .weights import load, with_backbone
 
-CHECKPOINT_HELP = "a .pth (read by torch), .safetensors or .npz file"
+CHECKPOINT_HELP = "a .pth, .safetensors or .npz file"
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, help="a whole config of mmdet, for a checkpoint without one")
     set_help = "settings that differ from those in the file, such as style=caffe mean=[103.53,116.28,123.675]"
     add("--set", nargs="+", action="extend", metavar="NAME=VALUE", default=[], help=set_help)
-    add("--trust", action="store_true", help="run code in the checkpoint, if it cannot be read without")
+    add("--trust", action="store_true", help="read a checkpoint that ends in .pkl, and run code in it")
 
 
 def read_checkpoint(options: argparse.Namespace, dtype: Dtype | None = None) -> tuple[RCNN, dict[str, Any]]:

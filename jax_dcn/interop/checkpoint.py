@@ -3,13 +3,16 @@
 import logging
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from jax_dcn.interop import torch_file
 
 _TORCH = (".pth", ".pt", ".ckpt", ".bin")
 _KEYS = ("state_dict", "model", "params", "model_state_dict", "net")  # under which files store their state dict
@@ -18,32 +21,34 @@ _AVERAGES = {  # averaged weights, and whose code evaluates them
     "params_ema": "BasicSR",
     "state_dict_ema": "timm",
 }
+_NAMES = 2**20  # characters of the names of all mappings in a file; mappings that hold each other have endless names
 
 
 def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: bool = True) -> dict[str, np.ndarray]:
     """Reads the arrays of a checkpoint file, by their names.
 
     Args:
-      path: ``.safetensors``, read by the package safetensors; ``.pth``, ``.pt``, ``.ckpt`` or ``.bin``, read by torch;
-        Detectron2's ``.pkl``; or ``.npz``.
+      path: ``.safetensors``, read by the package safetensors; ``.pth``, ``.pt``, ``.ckpt`` or ``.bin`` in either format
+        of ``torch.save``, read without torch; Detectron2's ``.pkl``; or ``.npz``.
       key: The key of the state dict in the file, such as "params_ema", or with dots, such as "ema.module" of RT-DETR's
         and D-FINE's authors. None looks for "state_dict" (mmdet), "model" (Detectron2, maskrcnn-benchmark), "params"
         (EDVR), "model_state_dict" and "net", and otherwise takes the whole file. A logged warning names other arrays in
         the file, unless they are of an optimizer. In files of mmengine, "state_dict" has the averaged weights, and
         "ema_state_dict" those that are not averaged.
-      weights_only: True runs no code in the file: objects of classes that torch does not know, such as the logs in a
-        checkpoint of mmengine, are left out. False reads them as well, and runs code in the file: use it only for files
-        that you trust. A ``.pkl`` file needs it.
+      weights_only: False reads a ``.pkl`` file, and runs code in it: use it only for files that you trust. Other files
+        do not need it, because no code in them is run: objects, such as the logs in a checkpoint of mmengine, are left
+        out.
 
     Returns:
       NumPy arrays; bfloat16 is the type of ml_dtypes.
 
     Raises:
-      ValueError: For a file of another kind, a damaged one, one that torch refuses, one without arrays, an array that
-        NumPy cannot hold, such as a quantised or sparse tensor, an object among the arrays that was left out, or a
-        mapping or a list among the arrays that holds more of them. The message names the file, and such an array.
+      ValueError: For a file of another kind, a damaged one, one without arrays, an array that NumPy cannot hold, an
+        object among the arrays that was left out, such as a quantised or sparse tensor, or a mapping or a list among
+        the arrays that holds more of them. The message names the file, such an array or object, and the class of the
+        object or the function that makes it.
       OSError: For a file that is missing or must not be read.
-      ImportError: If the package that reads such files is not installed.
+      ImportError: For a ``.safetensors`` file, if the package safetensors is not installed.
 
     Example:
       >>> import tempfile, numpy as np
@@ -75,20 +80,8 @@ def read(path: Path, weights_only: bool = True) -> Any:
             return pickle.loads(path.read_bytes(), encoding="latin1")
     if suffix not in _TORCH:
         raise ValueError(f"path must end in .safetensors, .npz, .pkl, {', '.join(_TORCH)}, got {str(path)!r}")
-    return _load_torch(path, weights_only)
-
-
-class Skipped:
-    """Stands for an object of a class that torch does not know: its arguments and its state are dropped."""
-
-    def __new__(cls, *_: Any, **__: Any) -> "Skipped":
-        return super().__new__(cls)
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
+    with _reading(path, "torch"):
+        return torch_file.read(path)
 
 
 class Unreadable(ValueError):
@@ -149,52 +142,29 @@ def _to_array(value: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def _load_torch(path: Path, weights_only: bool) -> Any:
-    import torch
-
-    with _reading(path, "torch"):
-        try:
-            return torch.load(path, map_location="cpu", weights_only=weights_only)
-        except pickle.UnpicklingError as error:
-            if "unsupported global" not in str(error).lower():  # its long message suggests to pass weights_only=False
-                raise Unreadable(f"{str(path)!r} is not a whole file that torch has written") from error
-        try:
-            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-            with torch.serialization.safe_globals([(Skipped, name) for name in unknown]):
-                return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise Unreadable(
-                f"{str(path)!r} holds objects that torch does not load unasked: if you trust the file, pass "
-                "weights_only=False"
-            ) from error
-
-
 def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.ndarray]:
     """The arrays of the state dict in what :func:`read` returned, at `key` or where files usually have it."""
-    mappings = list(_inside(content))
+    mappings = list(_inside(content, path))
     inside = dict(mappings)
     if key is not None and key not in inside:
         raise ValueError(f"key must be {_candidates(inside)}, which {str(path)!r} has, got {key!r}")
     if key is not None and [one for one, _ in mappings].count(key) > 1:
         raise ValueError(f"key must name one mapping in {str(path)!r}, got {key!r}, which names several")
     name = key or next((name for name in _KEYS if name in inside), None)
+    _check_is_read(content, repr(str(path)))
     values = inside[name] if name else content if isinstance(content, Mapping) else {}
-    skipped = [name for name, value in values.items() if isinstance(value, Skipped)]
-    if skipped:
-        raise Unreadable(
-            f"{skipped[0]!r} in {str(path)!r} is an object that torch does not load unasked: if you trust the file, "
-            "pass weights_only=False"
-        )
+    for one, value in values.items():
+        _check_is_read(value, f"{one!r} in {str(path)!r}")
     state = {name: to_array(name, value, path) for name, value in values.items() if _is_array(value)}
     if not state:
         raise Unreadable(f"{str(path)!r} holds no arrays by name; key may be {_candidates(inside)}")
-    nested = [one for one in _with_arrays(values.items()) if one not in state]
+    nested = [one for one in _with_arrays(values) if one not in state]
     if nested:
         raise Unreadable(
             f"{nested[0]!r} in {str(path)!r} lies among arrays and holds arrays itself, which would be left out; "
             f"key may be {_candidates(inside)}"
         )
-    left_out = [repr(one) for one in _with_arrays(content.items()) if one != name] if name and key is None else []
+    left_out = [repr(one) for one in _with_arrays(content) if one != name] if name and key is None else []
     if left_out:
         logging.getLogger(__name__).warning(
             "%r: the arrays of %r are loaded. Others are left out: %s. The argument key of interop.load may be %s",
@@ -203,34 +173,49 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
     return state
 
 
-def _with_arrays(values: Iterable[tuple[Any, Any]], outer: tuple[Any, ...] = ()) -> Iterator[Any]:
-    """The names of values that are arrays or hold some, other than those of optimizers.
-
-    outer: the values that hold these, which may hold each other.
-    """
-    for name, value in values:
-        inside: Iterable[tuple[Any, Any]] = ()
-        if isinstance(value, Mapping | list | tuple) and not _is_among(value, outer):
-            inside = value.items() if isinstance(value, Mapping) else enumerate(value)
-        holds_arrays = _is_array(value) or any(True for _ in _with_arrays(inside, (*outer, value)))
-        if holds_arrays and not _is_of_optimizer(name):
-            yield name
+def _check_is_read(value: Any, where: str) -> None:
+    if isinstance(value, torch_file.Skipped):
+        raise Unreadable(
+            f"{where} comes from {value.name}, which is not read without torch: with torch, save a state dict of dense "
+            "tensors in its place"
+        )
 
 
-def _is_among(value: Any, others: Iterable[Any]) -> bool:
-    return any(value is other for other in others)
+def _with_arrays(values: Mapping[Any, Any]) -> list[Any]:
+    """The names of values that are arrays or hold some, other than those of optimizers."""
+    return [name for name, value in values.items() if not _is_of_optimizer(name) and _holds_arrays(value)]
+
+
+def _holds_arrays(value: Any) -> bool:
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if _is_array(one):
+            return True
+        if isinstance(one, Mapping | list | tuple) and id(one) not in seen:
+            seen.add(id(one))
+            items = one.items() if isinstance(one, Mapping) else enumerate(one)
+            waiting += [inner for name, inner in items if not _is_of_optimizer(name)]
+    return False
 
 
 def _is_of_optimizer(name: Any) -> bool:
-    return "optimizer" in str(name)
+    return isinstance(name, str) and "optimizer" in name
 
 
-def _inside(content: Any, prefix: str = "", outer: tuple[Any, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _inside(content: Any, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The mappings in what a file contains, by their names with dots."""
-    for name, value in content.items() if isinstance(content, Mapping) else ():
-        if isinstance(value, Mapping) and isinstance(name, str) and not _is_among(value, outer):
-            yield f"{prefix}{name}", value
-            yield from _inside(value, f"{prefix}{name}.", (*outer, value))
+    waiting: deque[tuple[str, Any, tuple[Any, ...]]] = deque([("", content, ())])
+    length = 0
+    while waiting:
+        prefix, outer, outside = waiting.popleft()
+        for name, value in outer.items() if isinstance(outer, Mapping) else ():
+            if isinstance(value, Mapping) and isinstance(name, str) and not any(value is one for one in outside):
+                length += len(prefix) + len(name) + 1
+                if length > _NAMES:
+                    raise Unreadable(f"{str(path)!r} nests mappings so often that their names are too long")
+                yield f"{prefix}{name}", value
+                waiting.append((f"{prefix}{name}.", value, (*outside, value)))
 
 
 def _candidates(inside: Mapping[str, Mapping[str, Any]]) -> str:
