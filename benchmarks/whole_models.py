@@ -1,8 +1,10 @@
-"""`python -m benchmarks.whole_models`: whole detectors beside those of transformers, torchvision and ONNX Runtime.
+"""`python -m benchmarks.whole_models`: whole detectors beside those of other libraries.
 
-The detection transformers have the same checkpoint with random weights, and all have the same images. Each
-implementation has a process of its own, and they take turns. A step is the forward (with denoising queries), all losses
-of ten objects in each image, the gradients, clipping and the optimiser.
+The detection transformers and ALIKED have the same random weights as those of transformers and scm-lightglue, and all
+have the same images. Each implementation has a process of its own, and they take turns. A step is the forward (with
+denoising queries), all losses of ten objects in each image, the gradients, clipping and the optimiser. Of ALIKED the
+loss is the sum of scores, positions and descriptors. LightGlue matches a pair for each image, and only its forward is
+measured.
 """
 
 import itertools
@@ -18,7 +20,7 @@ import jax
 import numpy as np
 
 from benchmarks.baselines import Unavailable, summary_of
-from benchmarks.measurements.detectors import DTYPES, images, mask_rcnn, transformers
+from benchmarks.measurements.detectors import DTYPES, images, keypoints, mask_rcnn, transformers
 from benchmarks.measurements.detectors.processes import Process
 from benchmarks.measurements.timing import summary
 from benchmarks.measurements.trace import median, total
@@ -26,7 +28,7 @@ from benchmarks.reports.formatting import digits, markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_page
 from benchmarks.support.machine import load, machine
 
-DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
+DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS | keypoints.DETECTORS
 PASSES = ("forward", "step")
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (
@@ -64,6 +66,8 @@ def measure(name, batch, side, dtype, repeats, chosen):
         }
         for pass_ in PASSES:
             having = {other: processes[other] for other, one in prepared.items() if pass_ in one.passes}
+            if not having:
+                continue
             found = {"bytes": {other: process.held(pass_) for other, process in having.items()}}
             found["seconds"] = taking_turns(having, pass_, repeats)
             if on_gpu:

@@ -68,17 +68,22 @@ def of_jax(
     forward: Callable[..., Any],
     variables: Any,
     arguments: Any,
-    step: Callable[..., Any],
-    state: Any,
-    batch: Any,
+    step: Callable[..., Any] | None = None,
+    state: Any = None,
+    batch: Any = None,
     options: dict[str, Any] | None = None,
 ) -> Prepared:
     """A model in JAX, compiled with options of XLA.
 
     forward: of the variables and the arguments; returns the scores first. step: of a state and a batch; returns the
-    next state and the losses.
+    next state and the losses, if the model is to be trained.
     """
+    queued = jax.default_backend() == "gpu"
     find = jax.jit(forward).lower(variables, *arguments).compile(options)
+    found = Call(partial(find, variables, *arguments), held=partial(planned, find), queued=queued)
+    scores = np.asarray(jax.tree.leaves(found())[0], np.float32)
+    if step is None:
+        return Prepared(found, scores=scores)
     first_step, states = {}, [state]
     for start in ("", " again"):  # again: the program is in the persistent cache
         jax.clear_caches()
@@ -96,10 +101,8 @@ def of_jax(
         states[0], measured = train(states[0], batch)
         return measured
 
-    queued = jax.default_backend() == "gpu"
-    found = Call(partial(find, variables, *arguments), held=partial(planned, find), queued=queued)
     trained = Call(next_step, held=partial(planned, train), queued=queued)
-    return Prepared(found, trained, np.asarray(jax.tree.leaves(found())[0], np.float32), first_step)
+    return Prepared(found, trained, scores, first_step)
 
 
 def planned(executable, call):
@@ -108,8 +111,8 @@ def planned(executable, call):
     return call(), memory.of_compiled(executable) - replaced
 
 
-def of_torch(forward, loss, parameters, optimiser, clip_norm, dtype) -> Prepared:
-    """A model in torch. forward: returns the scores. loss: in training, of the batch."""
+def of_torch(forward, loss=None, parameters=(), optimiser=None, clip_norm=None, *, dtype) -> Prepared:
+    """A model in torch. forward: returns the scores. loss: in training, of the batch, if it is to be trained."""
     torch, on_cpu = load(), jax.default_backend() == "cpu"
     narrow = partial(torch.autocast, "cpu" if on_cpu else "cuda", torch.bfloat16, enabled=dtype == "bfloat16")
 
@@ -129,6 +132,8 @@ def of_torch(forward, loss, parameters, optimiser, clip_norm, dtype) -> Prepared
     held = memory.of_process if on_cpu else partial(cuda_peak, torch)
     calls = [Call(one, wait=waiter(torch, on_cpu), held=held, queued=not on_cpu) for one in (find, train)]
     scores = find().float().cpu().numpy()  # of the weights before the first step
+    if loss is None:
+        return Prepared(calls[0], scores=scores)
     begin = time.perf_counter()
     calls[1]()  # also makes the state of the optimiser
     return Prepared(*calls, scores, {"all": time.perf_counter() - begin})

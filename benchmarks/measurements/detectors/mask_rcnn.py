@@ -69,7 +69,7 @@ def of_torchvision(folder, batch, dtype):
         trained,
         optimiser,
         CLIP_NORM,
-        dtype,
+        dtype=dtype,
     )._replace(scores=None)
 
 

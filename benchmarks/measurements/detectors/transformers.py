@@ -93,7 +93,7 @@ def of_transformers(folder, batch, dtype):
         trained,
         optimiser,
         CLIP_NORM,
-        dtype,
+        dtype=dtype,
     )
 
 
