@@ -1,0 +1,62 @@
+"""The data set of trees: from photographs that are made here, and from the package's where it is installed."""
+
+import doctest
+import importlib.util
+import itertools
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+
+from examples import trees
+from examples.library import coco
+
+pytestmark = pytest.mark.platforms("cpu")
+BOXES = [[10, 20, 40, 50], [90, 5, 130, 25], [150, 60, 160, 78]]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The files of the package, with images of noise that have the same boxes."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    of_objects = "".join(
+        f"<object><bndbox>{''.join(f'<{edge}>{value}</{edge}>' for edge, value in zip(trees.EDGES, box, strict=True))}"
+        "</bndbox></object>"
+        for box in BOXES
+    )
+    for name in itertools.chain(*trees.PHOTOGRAPHS.values()):
+        pixels = np.random.default_rng(0).integers(0, 256, (80, 200, 4), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+        (folder / f"{name}.xml").write_text(f"<annotation>{of_objects}</annotation>")
+    monkeypatch.setattr(trees, "published", lambda: folder)
+    return folder
+
+
+def test_the_data_set_has_what_the_photographs_have(package, tmp_path, capsys):
+    trees.main([str(tmp_path / "set"), "--side", "100"])
+    assert capsys.readouterr().out.endswith("test.json has 6 images with 9 trees.\n")
+    content = json.loads((tmp_path / "set/train.json").read_text())
+    found = {}
+    for one in content["annotations"]:
+        x, y, width, height = one["bbox"]
+        found.setdefault(one["image_id"], []).append([x, y, x + width, y + height])
+    assert found == {1: [[10, 20, 40, 50]], 2: [[0, 5, 30, 25], [50, 60, 60, 78]]}
+    whole = np.asarray(Image.open(package / f"{trees.PHOTOGRAPHS['train'][0]}.png"))[..., :3]
+    tiles = [np.asarray(Image.open(tmp_path / "set/images" / image["file_name"])) for image in content["images"]]
+    np.testing.assert_array_equal(np.concatenate(tiles, 1), whole)
+
+
+def test_examples():
+    assert doctest.testmod(trees).failed == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec(trees.PACKAGE) is None, reason="no deepforest here")
+def test_the_package(tmp_path):
+    written = trees.write(trees.published(), tmp_path, 400)
+    assert written["train"][0] == 42 and written["test"][1] > 300
+    for part in trees.PHOTOGRAPHS:
+        assert coco.read(tmp_path / f"{part}.json", tmp_path / "images")
