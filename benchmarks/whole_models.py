@@ -30,7 +30,7 @@ DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
 PASSES = ("forward", "step")
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (
-    "Milliseconds of calls that take turns, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
+    "Milliseconds of a call, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
     "are those of temporary arrays and results of a call: as XLA plans them, or how much the process grew, or on a GPU "
     "the peak of torch's allocator."
 )
@@ -65,7 +65,9 @@ def measure(name, batch, side, dtype, repeats, chosen, alone):
                 found["bytes"] |= {other: process.held(pass_) for other, process in having.items()}
                 found["seconds"] |= taking_turns(having, pass_, repeats)
                 if on_gpu:
-                    found.setdefault("kernels", {}).update((o, process.profile(pass_)) for o, process in having.items())
+                    found.setdefault("kernels", {}).update(
+                        (other, process.profile(pass_)) for other, process in having.items()
+                    )
                 elif "jax_dcn" in having:
                     found["operations"] = having["jax_dcn"].profile(pass_)
     ours = prepared["jax_dcn"].scores
@@ -169,7 +171,8 @@ def main(arguments=None):
     args = made.parse_args(arguments)
     chosen = {"jax_dcn", *args.implementations}
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the processes share the memory of a GPU
-    results = {"machine": machine() | {"load average before": load()}, "rows": []}
+    about = {"implementations": "alone" if args.alone else "taking turns", "load average before": load()}
+    results = {"machine": machine() | about, "rows": []}
     for name, dtype, batch in itertools.product(args.models, args.dtypes, args.images):
         results["rows"] += measure(name, batch, args.side, dtype, args.repeats, chosen, args.alone)
         write(args.out, results)
