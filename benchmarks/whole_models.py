@@ -52,7 +52,7 @@ def measure(name, batch, side, dtype, repeats, chosen, alone):
     data = images(batch, side or detector.side)
     on_gpu = jax.default_backend() == "gpu"
     names = [one for one in detector.implementations if one in chosen]
-    prepared, without, rows = {}, {}, {pass_: {"bytes": {}, "seconds": {}} for pass_ in PASSES}
+    prepared, without, rows = {}, {}, {pass_: {"bytes": {}, "seconds": {}, "kernels": {}} for pass_ in PASSES}
     for group in [[one] for one in names] if alone else [names]:
         with started(group) as processes:
             of_group, missing = prepare(detector, processes, data, dtype)
@@ -65,9 +65,7 @@ def measure(name, batch, side, dtype, repeats, chosen, alone):
                 found["bytes"] |= {other: process.held(pass_) for other, process in having.items()}
                 found["seconds"] |= taking_turns(having, pass_, repeats)
                 if on_gpu:
-                    found.setdefault("kernels", {}).update(
-                        (other, process.profile(pass_)) for other, process in having.items()
-                    )
+                    found["kernels"] |= {other: process.profile(pass_) for other, process in having.items()}
                 elif "jax_dcn" in having:
                     found["operations"] = having["jax_dcn"].profile(pass_)
     ours = prepared["jax_dcn"].scores
@@ -127,7 +125,7 @@ def tables(rows):
         ours = row["seconds"]["jax_dcn"]["median"]
         for name, times in row["seconds"].items():
             middle, low, high = (digits(times[key] * 1e3) for key in ("median", "min", "max"))
-            device = median([total(run) for run in row.get("kernels", {}).get(name, [])])
+            device = median([total(run) for run in row["kernels"].get(name, [])])
             held = row["bytes"][name] and row["bytes"][name] / 2**20
             cells = [row["pass"], name, f"{middle} ({low} to {high})", digits(ours / times["median"])]
             cells += ["-" if one is None else digits(one) for one in (device, held)]

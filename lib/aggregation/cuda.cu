@@ -77,8 +77,7 @@ __device__ void ForEachQueryHead(const Aggregation& call, const Lanes& lanes, co
 // The tap of a quad's lane, and the corners of its sample.
 template <typename A>
 struct LocatedTap {
-  int32_t quad_taps;  // of this quad
-  int32_t most_taps;  // the same in all lanes of the warp, so that all take part in the shuffles
+  int32_t quad_taps;  // how many of the quad's lanes have a tap of their own
   int64_t index;      // in `weights`
   A weight;
   BilinearCorners<A> corners;
@@ -86,7 +85,8 @@ struct LocatedTap {
 
 // Calls f(level, located tap) for the taps of a query and head, a quad at a time. Each subwarp takes every turns()-th
 // quad. Lanes past the last tap of the level repeat it. All lanes of a warp make the same calls: a quad past the last
-// level has no taps, and its lanes repeat the last. `row` is the row of `weights`.
+// level has no taps, and its lanes repeat the last. With turns, the quads of a warp have different numbers of taps, and
+// only whole quads take part in shuffles with all lanes. `row` is the row of `weights`.
 template <bool kTakesTurns, typename A, typename F>
 __device__ void ForEachQuad(const Aggregation& call, const Lanes& lanes, int64_t query, int64_t row, const F& f) {
   const TapLocator<A> locate(call, query);
@@ -108,8 +108,7 @@ __device__ void ForEachQuad(const Aggregation& call, const Lanes& lanes, int64_t
     const int32_t count = is_past ? 0 : min(level.taps - first, kQuad);
     const int32_t tap = level.first_tap + min(first + int32_t(threadIdx.x % kQuad), level.taps - 1);
     const int64_t index = row * sizes.taps + tap;
-    f(level, LocatedTap<A>{count, kTakesTurns ? kQuad : count, index, static_cast<const A*>(call.taps.weights)[index],
-                           locate(level, tap, index)});
+    f(level, LocatedTap<A>{count, index, static_cast<const A*>(call.taps.weights)[index], locate(level, tap, index)});
   }
 }
 
@@ -185,7 +184,7 @@ __global__ void AggregateKernel(Aggregation call, Lanes lanes, const T* value, T
         unread += of_lane.is_read() ? A(0) : tap.weight * tap.corners.unread_value();
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) {
-          if (k >= tap.most_taps) break;
+          if (!kTakesTurns && k >= tap.quad_taps) break;
           const PackedCorners corners = of_lane.Of(k);
           A corner_weight[4];
           for (int corner = 0; corner < 4; ++corner) {
@@ -253,7 +252,7 @@ __global__ void TapCotangentsKernel(Aggregation call, Lanes lanes, const T* valu
         if (has_channel) d = AsVector<N>(cotangent + channel);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) {
-          if (k >= tap.most_taps) break;
+          if (!kTakesTurns && k >= tap.quad_taps) break;
           const PackedCorners corners = of_lane.Of(k);
           if (k >= tap.quad_taps || !has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];

@@ -92,7 +92,7 @@ const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs,
   if (writer_ & kIsGuard) return "is out of bounds of its variable";
   const bool is_atomic = access == Access::kAtomic;
   if (access != Access::kWrite && write_epoch_ < since && is_used) return "reads memory that was not written";
-  if (access == Access::kWrite || is_atomic) {
+  if (IsWrite(access)) {
     const char* error = CheckWrite(is_atomic, accessor, epochs);
     if (!error) RecordWrite(is_atomic, accessor, epochs);
     return error;

@@ -16,6 +16,8 @@ enum class Access : uint8_t {
   kAtomic  // a read and a write, for which no order among other atomic accesses is needed
 };
 
+inline bool IsWrite(Access access) { return access == Access::kWrite || access == Access::kAtomic; }
+
 // Time, as far as it orders accesses. All epochs are unique: a block barrier, a block and a launch each begin a new
 // one.
 struct Epochs {
