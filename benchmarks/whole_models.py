@@ -1,10 +1,10 @@
 """`python -m benchmarks.whole_models`: whole detectors beside those of other libraries.
 
 The detection transformers and ALIKED have the same random weights as those of transformers and scm-lightglue, and all
-have the same images. Each implementation has a process of its own, and they take turns. A step is the forward (with
-denoising queries), all losses of ten objects in each image, the gradients, clipping and the optimiser. Of ALIKED the
-loss is the sum of scores, positions and descriptors. LightGlue matches a pair for each image, and only its forward is
-measured.
+have the same images. Each implementation has a process of its own, and they take turns unless they run alone. A step is
+the forward (with denoising queries), all losses of ten objects in each image, the gradients, clipping and the
+optimiser. ALIKED's loss is the sum of scores, positions and descriptors. LightGlue matches one pair per image, and only
+its forward is measured.
 """
 
 import itertools
@@ -32,7 +32,7 @@ DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS | keypoints.DETECTORS
 PASSES = ("forward", "step")
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (
-    "Milliseconds of calls that take turns, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
+    "Milliseconds of a call, median (smallest to largest), and how many times longer jax_dcn takes. MiB "
     "are those of temporary arrays and results of a call: as XLA plans them, or how much the process grew, or on a GPU "
     "the peak of torch's allocator."
 )
@@ -48,42 +48,44 @@ WHERE = (
 KINDS = {"kernels of jax_dcn": "ffi_call", "library of XLA": "ynn|dot|convolution", "copies": "copy|transpose|concat"}
 
 
-def measure(name, batch, side, dtype, repeats, chosen):
+def measure(name, batch, side, dtype, repeats, chosen, alone):
     """A row for each pass of a detector."""
     detector = DETECTORS[name]
     data = images(batch, side or detector.side)
     on_gpu = jax.default_backend() == "gpu"
-    with started(detector, chosen) as processes:
-        prepared, without = prepare(detector, processes, data, dtype)
-        if "jax_dcn" not in prepared:
-            raise RuntimeError(f"jax_dcn failed: {without['jax_dcn']}")
-        ours = prepared["jax_dcn"].scores
-        row = {"model": name, "images": batch, "side": data.pixels.shape[1], "dtype": dtype, "without": without}
-        row["differences"] = {
-            other: float(np.linalg.norm(one.scores - ours) / np.linalg.norm(ours))
-            for other, one in prepared.items()
-            if dtype == "float32" and one.scores is not None and one.scores is not ours
-        }
-        for pass_ in PASSES:
-            having = {other: processes[other] for other, one in prepared.items() if pass_ in one.passes}
-            if not having:
-                continue
-            found = {"bytes": {other: process.held(pass_) for other, process in having.items()}}
-            found["seconds"] = taking_turns(having, pass_, repeats)
-            if on_gpu:
-                found["kernels"] = {other: process.profile(pass_) for other, process in having.items()}
-            else:
-                found["operations"] = having["jax_dcn"].profile(pass_)
-            if pass_ == "step":
-                found["first step"] = {other: prepared[other].first_step for other in having}
-            yield row | {"pass": pass_} | found
+    names = [one for one in detector.implementations if one in chosen]
+    prepared, without, rows = {}, {}, {pass_: {"bytes": {}, "seconds": {}, "kernels": {}} for pass_ in PASSES}
+    for group in [[one] for one in names] if alone else [names]:
+        with started(group) as processes:
+            of_group, missing = prepare(detector, processes, data, dtype)
+            prepared |= of_group
+            without |= missing
+            if "jax_dcn" not in prepared:
+                raise RuntimeError(f"jax_dcn failed: {without['jax_dcn']}")
+            for pass_, found in rows.items():
+                having = {other: processes[other] for other, one in of_group.items() if pass_ in one.passes}
+                found["bytes"] |= {other: process.held(pass_) for other, process in having.items()}
+                found["seconds"] |= taking_turns(having, pass_, repeats)
+                if on_gpu:
+                    found["kernels"] |= {other: process.profile(pass_) for other, process in having.items()}
+                elif "jax_dcn" in having:
+                    found["operations"] = having["jax_dcn"].profile(pass_)
+    ours = prepared["jax_dcn"].scores
+    rows["step"]["first step"] = {other: prepared[other].first_step for other in rows["step"]["seconds"]}
+    row = {"model": name, "images": batch, "side": data.pixels.shape[1], "dtype": dtype, "without": without}
+    row["differences"] = {
+        other: float(np.linalg.norm(one.scores - ours) / np.linalg.norm(ours))
+        for other, one in prepared.items()
+        if dtype == "float32" and one.scores is not None and one.scores is not ours
+    }
+    return [row | {"pass": pass_} | found for pass_, found in rows.items()]
 
 
 @contextmanager
-def started(detector, chosen):
-    """A process for each chosen implementation."""
+def started(names):
+    """A process for each implementation."""
     with tempfile.TemporaryDirectory() as programs:
-        processes = {name: Process(programs) for name in detector.implementations if name in chosen}
+        processes = {name: Process(programs) for name in names}
         yield processes
         for process in processes.values():
             process.end()
@@ -125,7 +127,7 @@ def tables(rows):
         ours = row["seconds"]["jax_dcn"]["median"]
         for name, times in row["seconds"].items():
             middle, low, high = (digits(times[key] * 1e3) for key in ("median", "min", "max"))
-            device = median([total(run) for run in row.get("kernels", {}).get(name, [])])
+            device = median([total(run) for run in row["kernels"].get(name, [])])
             held = row["bytes"][name] and row["bytes"][name] / 2**20
             cells = [row["pass"], name, f"{middle} ({low} to {high})", digits(ours / times["median"])]
             cells += ["-" if one is None else digits(one) for one in (device, held)]
@@ -163,13 +165,16 @@ def main(arguments=None):
     add("--side", type=int, help="of the images in pixels, by default 640, and 800 for Mask R-CNN")
     add("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
     add("--implementations", nargs="+", choices=names, default=list(names), metavar="NAME", help="besides jax_dcn")
+    alone_help = "start each implementation after the one before has ended, where memory is too small for all"
+    add("--alone", action="store_true", help=alone_help)
     add("--repeats", type=int, default=5)
     args = made.parse_args(arguments)
     chosen = {"jax_dcn", *args.implementations}
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the processes share the memory of a GPU
-    results = {"machine": machine() | {"load average before": load()}, "rows": []}
+    about = {"implementations": "alone" if args.alone else "taking turns", "load average before": load()}
+    results = {"machine": machine() | about, "rows": []}
     for name, dtype, batch in itertools.product(args.models, args.dtypes, args.images):
-        results["rows"] += measure(name, batch, args.side, dtype, args.repeats, chosen)
+        results["rows"] += measure(name, batch, args.side, dtype, args.repeats, chosen, args.alone)
         write(args.out, results)
 
 

@@ -24,10 +24,21 @@ DCN_HOST_DEVICE int64_t NumQueryHeads(const AggregationSizes& sizes) {
   return sizes.batches * sizes.heads * sizes.queries();
 }
 
-// How a warp is divided among queries and heads.
+// A level without taps has nothing to locate.
+AggregationSizes WithoutEmptyLevels(AggregationSizes sizes) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < sizes.num_levels; ++i) {
+    if (sizes.levels[i].taps > 0) sizes.levels[count++] = sizes.levels[i];
+  }
+  sizes.num_levels = count;
+  return sizes;
+}
+
+// How a warp is divided among queries and heads. The sizes have no empty levels.
 struct Lanes {
-  int log2_subwarp, log2_lanes;  // of a subwarp, each of which has a vector of the channels; of a query and head
-  int steps;                     // in each of which a subwarp has a quad of taps
+  int log2_subwarp;  // the lanes of a subwarp, which have a vector of the channels each
+  int log2_lanes;    // of all subwarps that have the same query and head
+  int steps;         // in each of which a subwarp has a quad of taps
 
   Lanes(const AggregationSizes& sizes, int64_t vector) : log2_subwarp(2) {
     constexpr int64_t kManyLanes = 1 << 18;  // enough to keep a large GPU busy
@@ -66,15 +77,16 @@ __device__ void ForEachQueryHead(const Aggregation& call, const Lanes& lanes, co
 // The tap of a quad's lane, and the corners of its sample.
 template <typename A>
 struct LocatedTap {
-  int32_t quad_taps, most_taps;  // of the quad; of any quad of the warp
-  int64_t index;                 // in `weights`
+  int32_t quad_taps;  // how many of the quad's lanes have a tap of their own
+  int64_t index;      // in `weights`
   A weight;
   BilinearCorners<A> corners;
 };
 
-// Calls f(level, located tap) for the taps of a query and head whose turn it is, up to a quad of them at a time. Lanes
-// past the last tap of the level repeat it. All lanes of a warp make the same calls: a quad past the last level has no
-// taps, and its lanes repeat the last. `row` is the row of `weights`.
+// Calls f(level, located tap) for the taps of a query and head, a quad at a time. Each subwarp takes every turns()-th
+// quad. Lanes past the last tap of the level repeat it. All lanes of a warp make the same calls: a quad past the last
+// level has no taps, and its lanes repeat the last. With turns, the quads of a warp have different numbers of taps, and
+// only whole quads take part in shuffles with all lanes. `row` is the row of `weights`.
 template <bool kTakesTurns, typename A, typename F>
 __device__ void ForEachQuad(const Aggregation& call, const Lanes& lanes, int64_t query, int64_t row, const F& f) {
   const TapLocator<A> locate(call, query);
@@ -96,8 +108,7 @@ __device__ void ForEachQuad(const Aggregation& call, const Lanes& lanes, int64_t
     const int32_t count = is_past ? 0 : min(level.taps - first, kQuad);
     const int32_t tap = level.first_tap + min(first + int32_t(threadIdx.x % kQuad), level.taps - 1);
     const int64_t index = row * sizes.taps + tap;
-    f(level, LocatedTap<A>{count, turns == 1 ? count : kQuad, index, static_cast<const A*>(call.taps.weights)[index],
-                           locate(level, tap, index)});
+    f(level, LocatedTap<A>{count, index, static_cast<const A*>(call.taps.weights)[index], locate(level, tap, index)});
   }
 }
 
@@ -173,7 +184,7 @@ __global__ void AggregateKernel(Aggregation call, Lanes lanes, const T* value, T
         unread += of_lane.is_read() ? A(0) : tap.weight * tap.corners.unread_value();
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) {
-          if (k >= tap.most_taps) break;
+          if (!kTakesTurns && k >= tap.quad_taps) break;
           const PackedCorners corners = of_lane.Of(k);
           A corner_weight[4];
           for (int corner = 0; corner < 4; ++corner) {
@@ -241,7 +252,7 @@ __global__ void TapCotangentsKernel(Aggregation call, Lanes lanes, const T* valu
         if (has_channel) d = AsVector<N>(cotangent + channel);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) {
-          if (k >= tap.most_taps) break;
+          if (!kTakesTurns && k >= tap.quad_taps) break;
           const PackedCorners corners = of_lane.Of(k);
           if (k >= tap.quad_taps || !has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];
@@ -279,8 +290,9 @@ Grid GridFor(const AggregationSizes& sizes, const Lanes& lanes) {
 
 }  // namespace
 
-const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps, const void* value,
-                      void* out) {
+const char* Aggregate(Device& device, DType dtype, const AggregationSizes& all_sizes, const Taps& taps,
+                      const void* value, void* out) {
+  const AggregationSizes sizes = WithoutEmptyLevels(all_sizes);
   return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
     constexpr int N = decltype(width)::value;
@@ -294,8 +306,9 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
   });
 }
 
-const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
+const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& all_sizes, const Taps& taps,
                           const void* value, const void* d_out, void* d_locations, void* d_weights) {
+  const AggregationSizes sizes = WithoutEmptyLevels(all_sizes);
   return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
     using A = Accumulator<T>;

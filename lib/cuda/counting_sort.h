@@ -41,7 +41,7 @@ namespace {
 
 // The work is divided among many warps, because each step of a warp waits for the loads of the one before. A warp of
 // PartitionKernel has a count for each bin, and those of a block take up to 48 KiB of shared memory: as much as a block
-// can have without a request. A block has more warps where all tables together have too few entries for all SMs.
+// can have without a request. A block has more warps where all tables together have few entries.
 constexpr int kPartitionWarps = 12, kMaxPartitionWarps = kWarp, kSortWarps = 4;
 constexpr int64_t kFewEntries = 1 << 19;
 constexpr int32_t kPartitionCounts = 48 * 1024 / sizeof(int32_t) - kMaxPartitionWarps;
@@ -74,12 +74,14 @@ struct SortShape {
       ++bin_rows_log2;
     while (BinsOf(bin_rows_log2) > kMaxBins) ++bin_rows_log2;
     bins = int32_t(BinsOf(bin_rows_log2));
-    const int most_warps = tables * entries < kFewEntries ? kMaxPartitionWarps : kPartitionWarps;
-    warps = std::min(most_warps, kPartitionCounts / bins);
     // row_start has room for a bin's ranges of all parts, two numbers each.
     const int64_t most_parts = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
     const int64_t wanted = std::min(CeilDiv(entries, kPartEntries), most_parts);
     const int64_t step_entries = kWarp * item_entries;  // of a warp
+    const int64_t part_steps = CeilDiv(entries, std::max<int64_t>(wanted, 1) * step_entries);
+    const int most_warps = tables * entries < kFewEntries ? kMaxPartitionWarps : kPartitionWarps;
+    warps = int32_t(std::clamp<int64_t>(part_steps, kPartitionWarps, most_warps));
+    warps = std::min(warps, kPartitionCounts / bins);
     warp_entries = int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * warps * step_entries) * step_entries);
     parts = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * warps)) : 0;
   }
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
   __shared__ int32_t totals[kMaxPartitionWarps];
   const int warp = threadIdx.x / kWarp;
   int32_t* const next = counts + warp * shape.bins;
-  // The bins of whose counts the warp computes the exclusive sums.
+  // The bins that the warp scans.
   const int32_t warp_bins = (shape.bins + shape.warps * kWarp - 1) / (shape.warps * kWarp) * kWarp;
   const int32_t first_bin = warp * warp_bins, end_bin = min(first_bin + warp_bins, shape.bins);
   for (int64_t block = blockIdx.x; block < shape.tables * shape.parts; block += gridDim.x) {
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
     for (int32_t begin = first_bin; begin < end_bin; begin += kWarp) {
       const int32_t bin = begin + Lane();
       int32_t count = 0;
-#pragma unroll 1  // as few registers are left for 1024 threads
+#pragma unroll 1  // a thread has 64 registers at most in a block of 1024
       for (int w = 0; w < shape.warps; ++w) count += bin < end_bin ? counts[w * shape.bins + bin] : 0;
       int32_t place = ExclusiveSum(count, &sum);
       if (bin >= end_bin) continue;

@@ -390,12 +390,12 @@ const PoolSizes kPools[] = {
 // heads of an example are sorted at once.
 const Aggregation kAggregations[] = {
     {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
-     {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}},
+     {{2, 2, 0}, {4, 5, 3}, {1, 2, 0}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}},
      2},
     {{1, 2, 8, 0, 40, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
      {{2, 2, 6}, {1, 1, 4}},
      2},  // many samples in few cells
-    {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 7, 2}}, 1},
+    {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{2, 1, 0}, {3, 7, 2}}, 1},
     {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
      {{3, 2, 1}},
      1},  // more vectors than lanes

@@ -99,6 +99,8 @@ MUTATIONS = {
         "aggregation/cuda.cu", "{~~min(~>~~}first + int32_t(threadIdx.x % kQuad){~~, level.taps - 1)~>~~}", FAULT),
     "cotangents of a tap stored by several lanes": Mutation(
         "aggregation/cuda.cu", "if (!is_valid{~~ || lanes.lane() >= tap.quad_taps~>~~}) return;", FAULT),
+    "levels without taps": Mutation(
+        "aggregation/cuda.cu", "if (sizes.levels[i].taps {~~>~>>=~~} 0)", FAULT),
     "quads of taps past the last level": Mutation(
         "aggregation/cuda.cu", "count = is_past ? {~~0~>kQuad~~} :", f"{FAULT}|{VALUES}"),
     "turns that are not added up": Mutation(

@@ -132,7 +132,7 @@ RIGHT = {  # what the 64 threads write
     "rotate": [100 + (lane + 1) % 64 for lane in range(64)],
     "shuffle": [8 if lane % 32 < 16 else 7 for lane in range(64)],
     "warp": list(range(64)),
-    "count": [21] * 64,  # of the threads of a warp whose number is no multiple of three
+    "count": [21] * 32 + [22] * 32,  # of the threads of a warp whose number is not one more than a multiple of three
 }
 WRONG = {
     "unwritten": "reads memory that was not written",
@@ -146,7 +146,9 @@ WRONG = {
     "rotate_without_first_barrier": "is a race: it .* what another thread",
     "rotate_without_second_barrier": "is a race: it .* what another thread",
     "warp_without_barrier": "is a race: it reads what another thread writes",
-    "count_without_barrier": "is a race: it reads what another thread writes",
+    "count_without_first_barrier": "is a race: it writes what another thread writes",
+    "count_without_second_barrier": "is a race: it reads what another thread writes",
+    "count_of_two_warps": "is a race: it writes what another thread writes",
     "overlapping_blocks": "is a race: it writes what another block writes",
     "unknown_instruction": "the interpreter has no nanosleep.u32",
     "no_blocks": "invalid configuration argument",

@@ -85,15 +85,15 @@ __global__ void WarpKernel(int* out) {
   out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // a shuffle does not order memory accesses
 }
 
-// The threads of each warp count together, and then each reads the count.
-template <bool kSyncWarp>
+// The threads that share a count add to it, and then each reads it.
+template <int kSharing, bool kFirstBarrier, bool kSecondBarrier>
 __global__ void CountKernel(int* out) {
-  __shared__ int counts[kThreads / 32];
-  int& count = counts[threadIdx.x / 32];
-  if (threadIdx.x % 32 == 0) count = 0;
-  __syncwarp();
-  if (threadIdx.x % 3) atomicAdd(&count, 1);
-  if (kSyncWarp) __syncwarp();
+  __shared__ int counts[kThreads / kSharing];
+  int& count = counts[threadIdx.x / kSharing];
+  if (threadIdx.x % kSharing == kSharing - 1) count = 0;
+  if (kFirstBarrier) __syncwarp();
+  if (threadIdx.x % 3 != 1) atomicAdd(&count, 1);
+  if (kSecondBarrier) __syncwarp();
   out[threadIdx.x] = count;
 }
 
@@ -127,8 +127,10 @@ const std::map<std::string, Toy> kToys = {
     {"excluded_lane", {ExcludedLaneKernel}},
     {"warp", {WarpKernel<true>}},
     {"warp_without_barrier", {WarpKernel<false>}},
-    {"count", {CountKernel<true>}},
-    {"count_without_barrier", {CountKernel<false>}},
+    {"count", {CountKernel<32, true, true>}},
+    {"count_without_first_barrier", {CountKernel<32, false, true>}},
+    {"count_without_second_barrier", {CountKernel<32, true, false>}},
+    {"count_of_two_warps", {CountKernel<64, true, true>}},
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
     {"unknown_instruction", {UnknownInstructionKernel}},

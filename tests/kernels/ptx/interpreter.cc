@@ -296,7 +296,7 @@ const char* Launch::CheckGlobal(Warp& warp, Access access, uint64_t address, uin
   }
   Allocation& allocation = *last_allocation_;
   if (allocation.is_read_only) {
-    return access == Access::kWrite ? "writes an operand, at" : nullptr;
+    return IsWrite(access) ? "writes an operand, at" : nullptr;
   }
   if (!options_.checks_races || allocation.cells.empty()) return nullptr;
   const uint64_t first = (address - allocation.base) / kGranule;

@@ -20,6 +20,11 @@ bool Cell::IsOrdered(uint32_t earlier, uint16_t warp_barriers, Accessor accessor
 
 bool Cell::IsAfterWrites(Accessor accessor) const { return IsOrdered(writer_, write_warp_barriers_, accessor); }
 
+// As the last writer.
+bool Cell::IsOfSameWarp(Accessor accessor) const {
+  return (writer_ & kThread) / kWarpSize == accessor.thread / kWarpSize;
+}
+
 const char* Cell::CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const {
   if (write_epoch_ < epochs.launch) return nullptr;
   if (is_constant) return "reads through ld.global.nc what the kernel writes";
@@ -52,7 +57,8 @@ void Cell::RecordRead(Accessor accessor, const Epochs& epochs) {
 const char* Cell::CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const {
   if (write_epoch_ >= epochs.launch) {
     if (write_epoch_ < epochs.block) return "is a race: it writes what another block writes";
-    const bool are_atomic = is_atomic && writer_ & kIsAtomic;
+    const bool is_store_ordered = !(writer_ & kFollowsStore) || IsOfSameWarp(accessor);
+    const bool are_atomic = is_atomic && writer_ & kIsAtomic && is_store_ordered;
     if (write_epoch_ == epochs.current && !are_atomic && !IsAfterWrites(accessor)) {
       return "is a race: it writes what another thread writes, with no barrier between them";
     }
@@ -67,21 +73,26 @@ const char* Cell::CheckWrite(bool is_atomic, Accessor accessor, const Epochs& ep
 }
 
 void Cell::RecordWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) {
-  uint32_t others = 0;
-  if (write_epoch_ == epochs.current && !IsAfterWrites(accessor)) {  // they are all atomic
-    const bool is_same_warp = (writer_ & kThread) / kWarpSize == accessor.thread / kWarpSize;
-    others = (writer_ & (kOtherLanes | kOtherWarps)) | (is_same_warp ? kOtherLanes : kOtherWarps);
+  uint32_t flags = is_atomic ? kIsAtomic : 0;
+  if (is_atomic && write_epoch_ == epochs.current) {
+    flags |= writer_ & kFollowsStore;
+    if (!(writer_ & kIsAtomic)) {
+      // An addition right after a store counts as a store, which other lanes may not add to without a barrier either.
+      flags = write_warp_barriers_ == accessor.warp_barriers ? 0 : kIsAtomic | kFollowsStore;
+    } else if (!IsAfterWrites(accessor)) {
+      flags |= (writer_ & (kOtherLanes | kOtherWarps)) | (IsOfSameWarp(accessor) ? kOtherLanes : kOtherWarps);
+    }
   }
   write_epoch_ = epochs.current;
   write_warp_barriers_ = accessor.warp_barriers;
-  writer_ = accessor.thread | others | (is_atomic ? kIsAtomic : 0);
+  writer_ = accessor.thread | flags;
 }
 
 const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used) {
   if (writer_ & kIsGuard) return "is out of bounds of its variable";
   const bool is_atomic = access == Access::kAtomic;
   if (access != Access::kWrite && write_epoch_ < since && is_used) return "reads memory that was not written";
-  if (access == Access::kWrite || is_atomic) {
+  if (IsWrite(access)) {
     const char* error = CheckWrite(is_atomic, accessor, epochs);
     if (!error) RecordWrite(is_atomic, accessor, epochs);
     return error;

@@ -16,6 +16,8 @@ enum class Access : uint8_t {
   kAtomic  // a read and a write, for which no order among other atomic accesses is needed
 };
 
+inline bool IsWrite(Access access) { return access == Access::kWrite || access == Access::kAtomic; }
+
 // Time, as far as it orders accesses. All epochs are unique: a block barrier, a block and a launch each begin a new
 // one.
 struct Epochs {
@@ -45,13 +47,15 @@ class Cell {
   static constexpr uint32_t kThread = 0xffff, kWarpSize = 32;
   // Others that also read it or, if they are all atomic, wrote it.
   static constexpr uint32_t kOtherLanes = 1 << 16, kOtherWarps = 1 << 17, kOtherBlocks = 1 << 18;
-  static constexpr uint32_t kIsGuard = 1 << 19;   // there is no writer
-  static constexpr uint32_t kIsAtomic = 1 << 20;  // the last write
+  static constexpr uint32_t kIsGuard = 1 << 19;  // there is no writer
+  // The last write was atomic; since the last barrier of the block, a store that was not came before it.
+  static constexpr uint32_t kIsAtomic = 1 << 20, kFollowsStore = 1 << 21;
 
   explicit Cell(uint32_t write_epoch) : write_epoch_(write_epoch) {}
 
   static bool IsOrdered(uint32_t earlier, uint16_t warp_barriers, Accessor accessor);
   bool IsAfterWrites(Accessor accessor) const;
+  bool IsOfSameWarp(Accessor accessor) const;
   const char* CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const;
   void RecordRead(Accessor accessor, const Epochs& epochs);
   const char* CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const;

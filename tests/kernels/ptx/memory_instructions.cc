@@ -11,31 +11,27 @@ namespace {
 
 constexpr int kAddress = 4;
 
-// The addresses of the lanes, at which each accesses `bytes`.
-struct Addresses {
-  uint64_t of_lane[kLanes];
-
-  Addresses(Warp& warp, const Instruction& instruction, Lanes lanes, uint32_t bytes);
-};
-
-Addresses::Addresses(Warp& warp, const Instruction& instruction, Lanes lanes, uint32_t bytes) {
+// Finds and checks the addresses at which the lanes access `bytes`.
+void FindAddresses(Warp& warp, const Instruction& instruction, Lanes lanes, uint32_t bytes,
+                   uint64_t (&addresses)[kLanes]) {
   const Place place = instruction.operands[kAddress];
   for (int lane = 0; lane < kLanes; ++lane) {
-    of_lane[lane] = instruction.address_bytes == 8 ? warp.At<uint64_t>(place)[lane] : warp.At<uint32_t>(place)[lane];
-    of_lane[lane] += uint64_t(int64_t(instruction.displacement));
+    addresses[lane] = instruction.address_bytes == 8 ? warp.At<uint64_t>(place)[lane] : warp.At<uint32_t>(place)[lane];
+    addresses[lane] += uint64_t(int64_t(instruction.displacement));
   }
-  warp.launch.CheckAccess(warp, instruction, lanes, instruction.space, instruction.access, of_lane, bytes);
+  warp.launch.CheckAccess(warp, instruction, lanes, instruction.space, instruction.access, addresses, bytes);
 }
 
 // Element is the type in memory, Register the one in the register file.
 template <bool kIsLoad, typename Element, typename Register>
 void LoadOrStore(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  const Addresses addresses(warp, instruction, lanes, sizeof(Element) * instruction.count);
+  uint64_t addresses[kLanes];
+  FindAddresses(warp, instruction, lanes, sizeof(Element) * instruction.count, addresses);
   uint8_t* memory = warp.launch.Memory(instruction.space);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!Has(lanes, lane)) continue;
     for (int i = 0; i < instruction.count; ++i) {
-      uint8_t* const element = memory + addresses.of_lane[lane] + size_t(i) * sizeof(Element);
+      uint8_t* const element = memory + addresses[lane] + size_t(i) * sizeof(Element);
       Register& value = warp.At<Register>(instruction.operands[i])[lane];
       Element moved = Element(value);
       kIsLoad ? std::memcpy(&moved, element, sizeof moved) : std::memcpy(element, &moved, sizeof moved);
@@ -45,10 +41,11 @@ void LoadOrStore(Warp& warp, const Instruction& instruction, Lanes lanes) {
 }
 
 void AddAtomically(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  const Addresses addresses(warp, instruction, lanes, sizeof(uint32_t));
+  uint64_t addresses[kLanes];
+  FindAddresses(warp, instruction, lanes, sizeof(uint32_t), addresses);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!Has(lanes, lane)) continue;
-    uint8_t* const element = warp.launch.Memory(instruction.space) + addresses.of_lane[lane];
+    uint8_t* const element = warp.launch.Memory(instruction.space) + addresses[lane];
     uint32_t before;
     std::memcpy(&before, element, sizeof before);
     const uint32_t sum = before + warp.At<uint32_t>(instruction.operands[1])[lane];
