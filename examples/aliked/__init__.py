@@ -1,4 +1,4 @@
-"""ALIKED, which finds key points in photographs and describes them, and LightGlue, which matches them.
+"""ALIKED, which finds keypoints in photographs and describes them, and LightGlue, which matches them.
 
 ``python -m examples.aliked`` matches photographs, and ``python -m examples.aliked.train`` trains.
 """

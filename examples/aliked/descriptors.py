@@ -1,4 +1,4 @@
-"""The sparse deformable descriptor head (SDDH): each key point decides where its descriptor samples the features."""
+"""The sparse deformable descriptor head (SDDH): each keypoint decides where its descriptor samples the features."""
 
 import flax.linen as nn
 import jax

@@ -1,4 +1,4 @@
-"""Random homographies: pairs of images of which it is known which positions are the same."""
+"""Random homographies, which relate the positions in an image to those in a view of it."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .keypoints import RADIUS, Keypoints, sample
-from .lightglue import Matches
+from .lightglue import Matches, mutual
 
 CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))
 TURN, ZOOM, SHIFT, SKEW = 0.5, 0.2, 0.1, 0.15  # the largest: radians, and fractions of the image
@@ -50,7 +50,7 @@ def project(homography: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def warp(pixels: jax.Array, mask: jax.Array, homography: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An image, uint8 [H, W, 3], and its mask of key points [H, W], in the view of a homography."""
+    """An image, uint8 [H, W, 3], and its mask of keypoints [H, W], in the view of a homography."""
     height, width = mask.shape
     places = jnp.stack(jnp.meshgrid(jnp.arange(width), jnp.arange(height)), -1)
     sources = project(jnp.linalg.inv(homography), places)
@@ -59,21 +59,27 @@ def warp(pixels: jax.Array, mask: jax.Array, homography: jax.Array) -> tuple[jax
     return found[..., :3].round().astype("uint8"), inside.all(-1) & (found[..., 3] > 0.99)
 
 
-class Score(NamedTuple):
-    """How good matches are: the fraction of them that are right, the fraction of possible matches that are found, and
-    the numbers of both. A match is possible if the second image has a key point where that of the first one is."""
+class Counts(NamedTuple):
+    """Numbers of matches: of all, of inliers, of pairs of keypoints that should be matched, and how many of these are.
 
-    precision: jax.Array
-    recall: jax.Array
+    The precision is inliers / matches, and the recall is found / pairs.
+    """
+
     matches: jax.Array
-    possible: jax.Array
+    inliers: jax.Array
+    pairs: jax.Array
+    found: jax.Array
 
 
-def evaluate(first: Keypoints, second: Keypoints, matches: Matches, homography: jax.Array) -> Score:
-    """The score of matches, which are right within TOLERANCE. Key points are those of one image: positions [K, 2]."""
+def evaluate(first: Keypoints, second: Keypoints, matches: Matches, homography: jax.Array) -> Counts:
+    """Counts matches of two images. Keypoints are those of one image each, with positions [K, 2].
+
+    A match is an inlier if it is right within TOLERANCE. Two keypoints are a pair if each is the nearest one to the
+    other, within TOLERANCE. A pair is found if an inlier has its first keypoint.
+    """
     distances = jnp.linalg.norm(project(homography, first.positions)[:, None] - second.positions, axis=-1)
-    near = (distances <= TOLERANCE) & first.valid[:, None] & second.valid
-    possible, matched = near.any(1).sum(), (matches.indices >= 0).sum()
-    rows = jnp.arange(len(distances))
-    right = ((matches.indices >= 0) & near[rows, matches.indices]).sum()
-    return Score(right / jnp.maximum(matched, 1), right / jnp.maximum(possible, 1), matched, possible)
+    distances = jnp.where(first.valid[:, None] & second.valid, distances, jnp.inf)
+    is_match = matches.indices >= 0
+    is_inlier = is_match & (distances[jnp.arange(len(distances)), matches.indices] <= TOLERANCE)
+    is_paired = mutual(-distances, distances < jnp.inf, -TOLERANCE).indices >= 0
+    return Counts(*(one.sum() for one in (is_match, is_inlier, is_paired, is_paired & is_inlier)))

@@ -14,11 +14,11 @@ SIZE = (480, 640)
 
 
 class Picture(NamedTuple):
-    """A photograph in the middle of an image of a given size, whose border goes on around it.
+    """A photograph in the middle of an image of a given size (a letterbox), padded by copies of its border.
 
-    pixels: uint8 [height, width, 3], RGB. mask: bool [height, width], where key points may be. corner: (x, y) of the
-    photograph's first pixel in the image. scale: (x, y), the pixels of the image for each pixel of the photograph.
-    size: (width, height) of the photograph.
+    pixels: uint8 [height, width, 3], RGB. mask: bool [height, width], True where keypoints may be. corner: (x, y)
+    of the photograph's first pixel in the image. scale: (x, y), the pixels of the image for each pixel of the
+    photograph. size: (width, height) of the photograph.
     """
 
     pixels: np.ndarray
@@ -35,8 +35,8 @@ class Picture(NamedTuple):
 def read(path: Path, size: tuple[int, int] = SIZE, *, turns: bool = True) -> Picture:
     """Reads a photograph and resizes it to fit into `size`, (height, width) in pixels.
 
-    turns: exchanges height and width for a photograph that is higher than wide where the size is wider than high, and
-    the reverse. Raises ImageError, which names the file, if it is no image.
+    turns: exchanges height and width for a portrait where the size is that of a landscape, and the reverse. Raises
+    ImageError, which names the file, if it is no image.
     """
     return fit(opened(path), size, turns=turns)
 
@@ -45,7 +45,7 @@ def fit(image: Image.Image, size: tuple[int, int], *, turns: bool = True) -> Pic
     """As `read`, for a photograph in memory.
 
     >>> found = fit(Image.new("RGB", (100, 50)), (64, 64))
-    >>> found.corner.tolist(), found.scale.tolist(), int(found.mask.sum())  # a border of 2 pixels has no key points
+    >>> found.corner.tolist(), found.scale.tolist(), int(found.mask.sum())  # a border of 2 pixels has no keypoints
     ([0, 16], [0.64, 0.64], 1792)
     """
     if turns and (image.height - image.width) * (size[0] - size[1]) < 0:

@@ -1,4 +1,4 @@
-"""Key points: the peaks of a score map, to a fraction of a pixel, by which their positions are differentiable."""
+"""Keypoints are peaks of a score map. A soft arg-max refines them, so their positions are differentiable."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import jax_dcn
 
 RADIUS = 2  # of the window around a peak, in pixels
-ROUNDS = 2  # of the suppression, after the first
+ROUNDS = 2  # of the non-maximum suppression, after the first
 TEMPERATURE = 0.1  # of the soft arg-max
 
 
 class Keypoints(NamedTuple):
-    """A fixed number of key points of each image, the highest peaks first.
+    """A fixed number of keypoints of each image, the highest peaks first.
 
     positions: [N, K, 2] as (x, y) in pixels. scores: [N, K], of the map at the positions. dispersity: [N, K], the mean
-    squared distance of the scores in the window from the position, in units of RADIUS. valid: [N, K], False for what
-    stands in for key points that are missing.
+    squared distance of the scores in the window from the position, in units of RADIUS. valid: [N, K], False for
+    padding.
     """
 
     positions: jax.Array
@@ -29,7 +29,7 @@ class Keypoints(NamedTuple):
 def find_keypoints(
     score_map: jax.Array, count: int, *, threshold: float | jax.Array = 0.0, mask: jax.Array | None = None
 ) -> Keypoints:
-    """The key points in score maps [N, H, W].
+    """The keypoints in score maps [N, H, W].
 
     threshold: the lowest score of a peak. mask: bool [N, H, W], the pixels that may be peaks; by default all but
     RADIUS at each border, which are never peaks.

@@ -1,7 +1,7 @@
-"""LightGlue, which matches the key points of two images by attention within and between the images.
+"""LightGlue, which matches the keypoints of two images by attention within and between the images.
 
 Lindenberger et al., LightGlue: Local Feature Matching at Light Speed, arXiv:2306.13643. Modules have the names of the
-published weights. All layers run for all key points: there is no early exit.
+published weights. All layers run for all keypoints: there is no early exit.
 """
 
 from functools import partial
@@ -16,14 +16,14 @@ THRESHOLD = 0.1  # of the probability of a match, by the authors
 
 
 class Matches(NamedTuple):
-    """For each of the K key points of the first image: its partner's index in the second, or -1, and its score."""
+    """For each of the K keypoints of the first image: its partner's index in the second, or -1, and its score."""
 
     indices: jax.Array
     scores: jax.Array
 
 
 class LightGlue(nn.Module):
-    """The matches of two images from their key points. Both have K of them, of which some may not be valid.
+    """The matches of two images from their keypoints. Both have K of them, of which some may not be valid.
 
     positions: [2, K, 2] as (x, y) in pixels. descriptors: [2, K, D]. valid: bool [2, K]. sizes: [2, 2], (width, height)
     of the images in pixels. dtype: of products.
@@ -55,7 +55,7 @@ class LightGlue(nn.Module):
 
 
 class PositionEncoding(nn.Module):
-    """The angles by which queries and keys are turned."""
+    """The angles of a rotary position encoding, which rotates queries and keys."""
 
     features: int
 
@@ -65,7 +65,7 @@ class PositionEncoding(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention of the key points within each image, then between both."""
+    """Attention of the keypoints within each image, then between both."""
 
     heads: int
     dtype: Dtype | None
@@ -77,8 +77,11 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention and a feed-forward network: of the key points [2, K, D] of both images within each of them if there are
-    angles, by which pairs of features are turned, and otherwise of those of each image to the other's."""
+    """Attention and a feed-forward network for the keypoints [2, K, D] of two images.
+
+    With angles, which are those of the rotary position encoding, the keypoints of each image attend to each other.
+    Without angles, they attend to those of the other image.
+    """
 
     heads: int
     dtype: Dtype | None
@@ -93,7 +96,7 @@ class Attention(nn.Module):
             valid = valid[::-1]
         else:
             query, key, value = jnp.moveaxis(dense(3 * width, name="Wqkv")(x).reshape(*heads, 3), -1, 0)
-            query, key = turned(query, angles), turned(key, angles)
+            query, key = rotated(query, angles), rotated(key, angles)
         found = jax.nn.dot_product_attention(query, key, value, mask=valid[:, None, None])
         found = dense(width, name="to_out" if angles is None else "out_proj")(found.reshape(x.shape))
         y = dense(2 * width, name="ffn_0")(jnp.concatenate([x, found], -1))
@@ -101,8 +104,8 @@ class Attention(nn.Module):
         return x + dense(width, name="ffn_3")(y)
 
 
-def turned(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """x [2, K, heads, features], of which each two neighbours are turned by an angle of [2, K, features / 2]."""
+def rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates pairs of neighbouring features of x [2, K, heads, features] by angles [2, K, features / 2]."""
     cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
     first, second = x[..., ::2], x[..., 1::2]
     both = first * cos - second * sin, second * cos + first * sin
@@ -110,7 +113,7 @@ def turned(x: jax.Array, angles: jax.Array) -> jax.Array:
 
 
 class Assignment(nn.Module):
-    """The logarithms of the probabilities [K, K] of all pairs. both: whether both key points of a pair are valid."""
+    """The logarithms of the probabilities [K, K] of all pairs. both: whether both keypoints of a pair are valid."""
 
     dtype: Dtype | None
 
@@ -128,7 +131,7 @@ class Assignment(nn.Module):
 
 
 def mutual(scores: jax.Array, valid: jax.Array, threshold: float | jax.Array) -> Matches:
-    """The pairs that are each other's best ones, and have a score above `threshold`.
+    """The pairs of which each is the best match of the other, with a score above `threshold`.
 
     scores: [K, L], of all pairs. valid: bool [K, L].
 

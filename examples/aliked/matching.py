@@ -1,4 +1,4 @@
-"""From photographs to key points, and from the key points of two photographs to matches."""
+"""From photographs to keypoints, and from the keypoints of two photographs to matches."""
 
 from functools import partial
 from typing import Any
@@ -8,15 +8,19 @@ import jax
 from .lightglue import LightGlue, Matches, mutual
 from .model import Aliked, Found
 
-MIN_SIMILARITY = 0.75  # of nearest neighbours, by the authors
+MIN_SIMILARITY = 0.75  # the least cosine of nearest neighbours, by the authors
 
 
 @partial(jax.jit, static_argnames=("model", "count"))
 def extract(
     model: Aliked, variables: dict[str, Any], pixels: jax.Array, mask: jax.Array, threshold: float, *, count: int
-) -> Found:
-    """What a model finds in images, uint8 [N, H, W, 3]; mask, threshold and count: as of `find_keypoints`."""
-    return model.apply(variables, pixels / 255.0, count, threshold=threshold, mask=mask)
+) -> tuple[Found, list[jax.Array]]:
+    """What a model finds in images, uint8 [N, H, W, 3], and the offsets [N, rows, columns, 18] of the two convolutions
+    of the last block. mask, threshold and count: as of `find_keypoints`.
+    """
+    options = {"threshold": threshold, "mask": mask, "mutable": "intermediates"}
+    found, kept = model.apply(variables, pixels / 255.0, count, **options)
+    return found, [kept["intermediates"]["block4"][f"offset{index}"][0] for index in (1, 2)]
 
 
 @partial(jax.jit, static_argnames="model")

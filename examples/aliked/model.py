@@ -1,4 +1,4 @@
-"""ALIKED: a feature and a score for every pixel, the key points, and their descriptors.
+"""ALIKED: a feature and a score for every pixel, the keypoints, and their descriptors.
 
 Zhao et al., ALIKED: A Lighter Keypoint and Descriptor Extraction Network via Deformable Transformation,
 arXiv:2304.03608. Modules have the names of the published weights. Batch norms are constant, also in training.
@@ -106,7 +106,7 @@ class Aliked(nn.Module):
         threshold: float | jax.Array = 0.0,
         mask: jax.Array | None = None,
     ) -> Found:
-        """The `count` best key points of each image; threshold and mask: as of `find_keypoints`."""
+        """The `count` best keypoints of each image; threshold and mask: as of `find_keypoints`."""
         features, score_map = self.maps(images)
         points = find_keypoints(score_map, count, threshold=threshold, mask=mask)
         return Found(points, *self.desc_head(features, points.positions), score_map)

@@ -28,6 +28,11 @@ def side(text: str) -> int:
     return int(text)
 
 
+def weights_of(options: argparse.Namespace) -> Path:
+    """The file of the weights."""
+    return options.weights or published(options.model)
+
+
 def model_of(options: argparse.Namespace) -> tuple[Aliked, dict[str, Any]]:
     """The model and its variables."""
-    return load(options.weights or published(options.model), jnp.dtype(options.dtype))
+    return load(weights_of(options), jnp.dtype(options.dtype))

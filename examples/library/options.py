@@ -16,7 +16,7 @@ from .command_line import Parser
 from .files import listed
 from .precision import indexed
 
-POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience"}
+POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience", "count"}
 POSITIVE |= {"checkpoint_every", "evaluate_every"}
 # What --evaluate-only uses.
 EVALUATION = {"annotations", "images", "checkpoint", "validation", "evaluate_only", "dtype", "workers", "batch_size"}
@@ -64,8 +64,10 @@ def add_recipe(parser: argparse.ArgumentParser, recipe: type, helps: Mapping[str
         parser.add_argument(f"--{name.replace('_', '-')}", type=int if isinstance(value, int) else float, help=about)
 
 
-def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a recipe that are given. Ends the command with an error if an option has a senseless value."""
+def chosen(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a recipe that are given. Ends the command with an error if a number, --out or what is to become of
+    another run in it is not valid.
+    """
     given = {name: value for name, value in vars(options).items() if value is not None}
     for name, number in given.items():
         option, (low, high) = f"--{name.replace('_', '-')}", RANGES.get(name, (0, math.inf))
@@ -73,6 +75,16 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
             parser.error(f"{option} must be positive, got {number}")
         if type(number) in (int, float) and not (math.isfinite(number) and low <= number <= high):
             parser.error(f"{option} must be between {low} and {high}, got {number}")
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out must be a folder, got the file {options.out}")
+    if options.resume and options.overwrite:
+        parser.error("only one of --resume and --overwrite must be given")
+    return {name: given[name] for name in recipe if name in given}
+
+
+def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
+    """As `chosen`, for the options of `training_parser`, which must also fit together."""
+    given = chosen(parser, options, recipe)
     if given.get("warmup", 0) > options.steps:
         parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
     if options.devices and options.devices > jax.device_count():
@@ -85,11 +97,7 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
         parser.error(f"--evaluate-only does not use {', '.join(ignored)}")
     if (options.best or options.patience or given.get("evaluate_every")) and not options.validation:
         parser.error("--best, --patience and --evaluate-every need --validation")
-    if options.out.exists() and not options.out.is_dir():
-        parser.error(f"--out must be a folder, got the file {options.out}")
-    if options.resume and options.overwrite:
-        parser.error("only one of --resume and --overwrite must be given")
-    return {name: given[name] for name in recipe if name in given}
+    return given
 
 
 def choose_best(parser: argparse.ArgumentParser, options: argparse.Namespace, scores: Sequence[str]) -> None:

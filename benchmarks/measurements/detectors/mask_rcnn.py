@@ -86,4 +86,4 @@ IMPLEMENTATIONS = {
     "without CUDA graphs": partial(without_cuda_graphs, of_examples),
     "torchvision": of_torchvision,
 }
-DETECTORS = {"Mask R-CNN R50": Detector(SIDE, lambda folder: None, IMPLEMENTATIONS)}
+DETECTORS = {"Mask R-CNN R50": Detector((SIDE, SIDE), lambda folder: None, IMPLEMENTATIONS)}

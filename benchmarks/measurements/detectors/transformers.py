@@ -144,4 +144,4 @@ IMPLEMENTATIONS = {
     "transformers": of_transformers,
     "ONNX Runtime": of_onnxruntime,
 }
-DETECTORS = {name: Detector(SIDE, partial(write, config), IMPLEMENTATIONS) for name, config in CONFIGS.items()}
+DETECTORS = {name: Detector((SIDE, SIDE), partial(write, config), IMPLEMENTATIONS) for name, config in CONFIGS.items()}
