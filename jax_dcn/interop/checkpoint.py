@@ -3,8 +3,9 @@
 import logging
 import os
 import pickle
+import reprlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,18 @@ _AVERAGES = {  # averaged weights, and whose code evaluates them
 }
 _NAMES = 2**20  # characters of the names of all mappings in a file; mappings that hold each other have endless names
 
+_SHORT = reprlib.Repr()  # for names in messages
+_SHORT.maxstring = _SHORT.maxother = 200
+_SHORT.maxlist = 100
+
 
 def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: bool = True) -> dict[str, np.ndarray]:
     """Reads the arrays of a checkpoint file, by their names.
 
     Args:
       path: ``.safetensors``, read by the package safetensors; ``.pth``, ``.pt``, ``.ckpt`` or ``.bin`` in either format
-        of ``torch.save``, read without torch; Detectron2's ``.pkl``; or ``.npz``.
+        of ``torch.save``, read without torch; Detectron2's ``.pkl``; or ``.npz``. Copies of all tensors in a file of
+        ``torch.save`` must not need more than 16 times its size and 16 MiB: this limits expanded tensors.
       key: The key of the state dict in the file, such as "params_ema", or with dots, such as "ema.module" of RT-DETR's
         and D-FINE's authors. None looks for "state_dict" (mmdet), "model" (Detectron2, maskrcnn-benchmark), "params"
         (EDVR), "model_state_dict" and "net", and otherwise takes the whole file. A logged warning names other arrays in
@@ -44,9 +50,9 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
 
     Raises:
       ValueError: For a file of another kind, a damaged one, one without arrays, an array that NumPy cannot hold, an
-        object among the arrays that was left out, such as a quantised or sparse tensor, or a mapping or a list among
-        the arrays that holds more of them. The message names the file, such an array or object, and the class of the
-        object or the function that makes it.
+        object among the arrays that was left out, such as a quantised or sparse tensor or a NumPy array in a file of
+        ``torch.save``, or a mapping or a list among the arrays that holds such an object or more arrays. The message
+        names the file, such an array or object, and the class of the object or the function that makes it.
       OSError: For a file that is missing or must not be read.
       ImportError: For a ``.safetensors`` file, if the package safetensors is not installed.
 
@@ -97,7 +103,7 @@ def _reading(path: Path, writer: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValueError(
-            f"{str(path)!r} is not a whole file that {writer} has written: {type(error).__name__}: {error}"
+            f"{str(path)!r} is not a whole file that {writer} has written: {type(error).__name__}: {str(error)[:1000]}"
         ) from error
 
 
@@ -146,6 +152,12 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
     """The arrays of the state dict in what :func:`read` returned, at `key` or where files usually have it."""
     mappings = list(_inside(content, path))
     inside = dict(mappings)
+    for one in _KEYS if key is None else (key,):
+        if one in inside:
+            break
+        outer, _, last = one.rpartition(".")
+        holder = inside.get(outer) if outer else content
+        _check_is_read(holder.get(last) if isinstance(holder, Mapping) else None, f"{one!r} in {str(path)!r}")
     if key is not None and key not in inside:
         raise ValueError(f"key must be {_candidates(inside)}, which {str(path)!r} has, got {key!r}")
     if key is not None and [one for one, _ in mappings].count(key) > 1:
@@ -154,21 +166,23 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
     _check_is_read(content, repr(str(path)))
     values = inside[name] if name else content if isinstance(content, Mapping) else {}
     for one, value in values.items():
-        _check_is_read(value, f"{one!r} in {str(path)!r}")
+        _check_is_read(value, f"{_SHORT.repr(one)} in {str(path)!r}")
     state = {name: to_array(name, value, path) for name, value in values.items() if _is_array(value)}
     if not state:
         raise Unreadable(f"{str(path)!r} holds no arrays by name; key may be {_candidates(inside)}")
-    nested = [one for one in _with_arrays(values) if one not in state]
-    if nested:
-        raise Unreadable(
-            f"{nested[0]!r} in {str(path)!r} lies among arrays and holds arrays itself, which would be left out; "
-            f"key may be {_candidates(inside)}"
-        )
-    left_out = [repr(one) for one in _with_arrays(content) if one != name] if name and key is None else []
+    for one, value in _holders(values, lambda value: _is_array(value) or isinstance(value, torch_file.Skipped)):
+        if one not in state:
+            where = f"{_SHORT.repr(one)} in {str(path)!r}"
+            _check_is_read(value, f"a value inside {where}, which lies among arrays,")
+            raise Unreadable(
+                f"{where} lies among arrays and holds arrays itself, which would be left out; "
+                f"key may be {_candidates(inside)}"
+            )
+    left_out = [one for one, _ in _holders(content, _is_array) if one != name] if name and key is None else []
     if left_out:
         logging.getLogger(__name__).warning(
             "%r: the arrays of %r are loaded. Others are left out: %s. The argument key of interop.load may be %s",
-            *(str(path), name, ", ".join(left_out), _candidates(inside)),
+            *(str(path), name, _SHORT.repr(left_out)[1:-1], _candidates(inside)),
         )
     return state
 
@@ -176,27 +190,29 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
 def _check_is_read(value: Any, where: str) -> None:
     if isinstance(value, torch_file.Skipped):
         raise Unreadable(
-            f"{where} comes from {value.name}, which is not read without torch: with torch, save a state dict of dense "
-            "tensors in its place"
+            f"{where} comes from {_SHORT.repr(value.name)}, which is not read without torch: with torch, save a state "
+            "dict of dense tensors in its place"
         )
 
 
-def _with_arrays(values: Mapping[Any, Any]) -> list[Any]:
-    """The names of values that are arrays or hold some, other than those of optimizers."""
-    return [name for name, value in values.items() if not _is_of_optimizer(name) and _holds_arrays(value)]
+def _holders(values: Mapping[Any, Any], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
+    """The names of values that are wanted or hold a wanted value, each with such a value.
 
-
-def _holds_arrays(value: Any) -> bool:
-    waiting, seen = [value], set[int]()
-    while waiting:
-        one = waiting.pop()
-        if _is_array(one):
-            return True
-        if isinstance(one, Mapping | list | tuple) and id(one) not in seen:
-            seen.add(id(one))
-            items = one.items() if isinstance(one, Mapping) else enumerate(one)
-            waiting += [inner for name, inner in items if not _is_of_optimizer(name)]
-    return False
+    Those of optimizers are left out, and what several values share is searched for the first of them only.
+    """
+    seen = set[int]()
+    for name, value in values.items():
+        waiting = [(name, value)]
+        while waiting:
+            inner, one = waiting.pop()
+            if _is_of_optimizer(inner):
+                continue
+            if is_wanted(one):
+                yield name, one
+                break
+            if isinstance(one, Mapping | list | tuple) and id(one) not in seen:
+                seen.add(id(one))
+                waiting += one.items() if isinstance(one, Mapping) else enumerate(one)
 
 
 def _is_of_optimizer(name: Any) -> bool:
@@ -206,24 +222,29 @@ def _is_of_optimizer(name: Any) -> bool:
 def _inside(content: Any, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The mappings in what a file contains, by their names with dots."""
     waiting: deque[tuple[str, Any, tuple[Any, ...]]] = deque([("", content, ())])
+    parts: dict[int, list[tuple[str, Any]]] = {}  # the mappings in each mapping
     length = 0
     while waiting:
         prefix, outer, outside = waiting.popleft()
-        for name, value in outer.items() if isinstance(outer, Mapping) else ():
-            if isinstance(value, Mapping) and isinstance(name, str) and not any(value is one for one in outside):
-                length += len(prefix) + len(name) + 1
-                if length > _NAMES:
-                    raise Unreadable(f"{str(path)!r} nests mappings so often that their names are too long")
+        if id(outer) not in parts:
+            items = outer.items() if isinstance(outer, Mapping) else ()
+            parts[id(outer)] = [one for one in items if isinstance(one[0], str) and isinstance(one[1], Mapping)]
+        for name, value in parts[id(outer)]:
+            length += len(prefix) + len(name) + 1
+            if length > _NAMES:
+                raise Unreadable(f"{str(path)!r} nests mappings so often that their names are too long")
+            if not any(value is one for one in outside):
                 yield f"{prefix}{name}", value
                 waiting.append((f"{prefix}{name}.", value, (*outside, value)))
 
 
 def _candidates(inside: Mapping[str, Mapping[str, Any]]) -> str:
     """The keys of mappings that hold arrays, and which of them are evaluated by those who trained them."""
-    names = [name for name, values in inside.items() if any(map(_is_array, values.values()))]
-    names = [name for name in names if not _is_of_optimizer(name)]
+    mappings = {id(values): values for values in inside.values()}
+    holders = {one for one, values in mappings.items() if any(map(_is_array, values.values()))}
+    names = [name for name, values in inside.items() if id(values) in holders and not _is_of_optimizer(name)]
     evaluated = [f"; {users} evaluate {name!r}" for name, users in _AVERAGES.items() if name in names]
-    return f"one of {names}{''.join(evaluated)}"
+    return f"one of {_SHORT.repr(names)}{''.join(evaluated)}"
 
 
 def _is_array(value: Any) -> bool:

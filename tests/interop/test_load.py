@@ -1,5 +1,6 @@
 """Checkpoint files."""
 
+import pathlib
 import pickle
 import re
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_dcn import interop
+from jax_dcn.interop.checkpoint import arrays_of
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -75,7 +77,7 @@ def test_torch_files_with_objects(is_zip, tmp_path):
     torch.save(content, tmp_path / "weights.pth", _use_new_zipfile_serialization=is_zip)
     assert_same(interop.load(tmp_path / "weights.pth"), {"a": np.ones(2, np.float32)})
     torch.save({"state_dict": {"a": torch.ones(2), "b": HistoryBuffer()}}, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"'b' in .* comes from tests.interop.test_load.HistoryBuffer, "):
+    with pytest.raises(ValueError, match=r"'b' in .* comes from 'tests.interop.test_load.HistoryBuffer', "):
         interop.load(tmp_path / "weights.pth")
 
 
@@ -138,6 +140,31 @@ def test_arrays_inside_what_lies_beside_arrays(content, named, tmp_path):
         match=rf"{named!r} in .*model.pkl' lies among arrays and holds arrays itself, .*; key may be one of \[",
     ):
         interop.load(path, weights_only=False)
+
+
+def test_shared_mappings_are_searched_once():
+    class Counted(dict):
+        calls = 0
+
+        def items(self):
+            self.calls += 1
+            return super().items()
+
+        values = items
+
+    shared = Counted(dict.fromkeys(map(str, range(1000)), 1))
+    content = {str(name): shared for name in range(100)} | {"ema": {"a": np.ones(2)}}
+    assert arrays_of(content | {"model": {"a": np.ones(2)}}, pathlib.Path("a.pth")).keys() == {"a"}
+    with pytest.raises(ValueError, match="lies among arrays"):
+        arrays_of({"a": np.ones(2)} | content, pathlib.Path("a.pth"))
+    assert shared.calls < 10
+
+
+def test_long_names_are_shortened():
+    content = {"a": np.ones(2), "x" * 10**6: [np.ones(2)]}
+    with pytest.raises(ValueError, match=r"^'x+\.\.\.x+' in 'a.pth' lies among arrays") as error:
+        arrays_of(content, pathlib.Path("a.pth"))
+    assert len(str(error.value)) < 1000
 
 
 OTHER_ARRAYS = {
