@@ -129,7 +129,7 @@ def compare(path, dtype):
 def test_golden_files(path, x64):
     for name, found, expected in compare(path, "float64"):
         assert found.dtype == np.float64
-        tolerance = 1e-9 if expected.dtype == np.float64 else 1e-6
+        tolerance = 1e-10 if expected.dtype == np.float64 else 1e-6
         assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=name)
 
 

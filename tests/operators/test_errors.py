@@ -212,7 +212,7 @@ WRONG_MAP = [
     ({"batch_dims": -1}, ValueError, ["batch_dims must", "-1"]),
     ({"batch_dims": 1, "input": ones((2, 5, 6))}, ValueError, ["coordinates must", "(2,) of input, or 1", "(3,)"]),
     ({"batch_dims": 2, "input": ones((1, 2, 5, 6))}, ValueError, ["coordinates must", "(1, 2) of input", "(3,)"]),
-    ({"order": 3}, ValueError, ["order must", "0, 1", "3"]),
+    ({"order": 6}, ValueError, ["order must", "0, 1", "6"]),
     ({"mode": "edge"}, ValueError, ["mode must", "'mirror'", "'edge'"]),
 ]
 

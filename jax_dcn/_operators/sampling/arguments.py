@@ -28,6 +28,7 @@ RESIZE_SPECS = {"bilinear": Spec(2, "linear", fold="clip"), "bicubic": Spec(2, "
 ORDERS: dict[int, Method] = {0: "rounded", 1: "linear"}
 MODES: dict[str, Outside] = {
     "constant": "zero",
+    "grid-constant": "zero",
     "nearest": "clip",
     "wrap": "wrap",
     "mirror": "mirror",
@@ -121,10 +122,10 @@ def _resized_axis(length: Any, count: int, align_corners: bool, dtype: Any) -> j
 
 
 def canonicalize_coordinates(
-    x: jax.Array, coordinates: Sequence[jax.Array], *, order: Any, mode: Any, backend: Any
+    x: jax.Array, coordinates: Sequence[jax.Array], *, order: int, outside: Outside
 ) -> CanonicalCall:
     """The canonical call of `map_coordinates`, for x with channels and without a batch, and coordinates of a shape."""
-    spec = Spec(len(coordinates), ORDERS[order], outside=MODES[mode], planar=True)
+    spec = Spec(len(coordinates), ORDERS[order], outside=outside, planar=True)
     points = coordinates[0].shape
     return _canonical_call(x, jnp.stack([reshape(array, (math.prod(points),)) for array in coordinates]), spec, points)
 

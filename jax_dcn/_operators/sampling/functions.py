@@ -21,7 +21,9 @@ from jax_dcn._operators.sampling.arguments import (
     is_channels_first,
     shape_of_coordinates,
 )
+from jax_dcn._operators.sampling.geometry import Outside
 from jax_dcn._operators.sampling.primitive import deform_sampling
+from jax_dcn._operators.sampling.splines import SPLINE_ORDERS, interpolate
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._primitive.promotion import by_standard_rules
 
@@ -148,9 +150,9 @@ def map_coordinates(
 ) -> jax.Array:
     """`jax.scipy.ndimage.map_coordinates` by kernels: samples an array at coordinates in pixels.
 
-    It takes the arguments of that function and has its results, for arrays of one to three axes. `input` may also have
-    a last axis of channels, which the coordinates lack: then every point samples a vector. And it may be a batch, as
-    under `jax.vmap`.
+    It takes the arguments of that function and has its results, for arrays of one to three axes. The splines of orders
+    2 to 5 are those of `scipy.ndimage.map_coordinates`, which jax lacks. `input` may also have a last axis of channels,
+    which the coordinates lack: then every point samples a vector. And it may be a batch, as under `jax.vmap`.
 
     The modes say which pixel stands for one outside, at the end of a row a b c d::
 
@@ -160,9 +162,13 @@ def map_coordinates(
         "mirror"          c b  | a b c d | c b
         "reflect"         b a  | a b c d | d c
 
+    With orders 0 and 1, "constant" and "grid-constant" are the same. With splines, "constant" mirrors the pixels, as
+    SciPy does, and every point outside the centres of the outermost pixels is cval; "grid-constant" is as above.
+
     Derivatives exist to any order, in forward and reverse mode; where a coordinate is an integer, they are right-hand
     ones. A NaN coordinate makes the sample NaN; an infinite one, or one of 2**30 and more with "wrap", "mirror" or
-    "reflect", gives zero, the cval of "constant" and the outermost pixel of "nearest".
+    "reflect", gives zero, the cval of "constant" and the outermost pixel of "nearest". Splines need
+    a copy of `input` in float32 or wider, and the prefilter spreads a pixel that is not finite over its neighbours.
 
     Args:
       input: [batch, sizes] or [batch, sizes, channels], with no batch by default, and one to three sizes; floats,
@@ -170,9 +176,9 @@ def map_coordinates(
       coordinates: an array or a sequence of arrays, one for each of the one to three axes, of shapes that broadcast to
         that of the points; float32, float64 or integers. With `batch_dims` they broadcast to [batch, points], or to a
         shape with 1 in place of a dimension of the batch: then its images have the same points.
-      order: 0 for the nearest pixel, rounding halves away from zero, as jax and not as SciPy, or 1 for linear
-        interpolation.
-      mode: "constant", "nearest", "wrap", "mirror" or "reflect".
+      order: 0 for the nearest pixel, rounding halves away from zero, as jax and not as SciPy; 1 for linear
+        interpolation; 2 to 5 for splines of this order through the pixels.
+      mode: "constant", "grid-constant", "nearest", "wrap", "mirror" or "reflect".
       cval: what pixels outside are with mode="constant"; a number or an array without dimensions.
       batch_dims: how many dimensions of `input` are the batch.
       backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
@@ -194,7 +200,7 @@ def map_coordinates(
       Array([[ 3.5],
              [-8.5]], dtype=float32)
     """
-    _validation.choice("order", order, tuple(ORDERS))
+    _validation.choice("order", order, (*ORDERS, *SPLINE_ORDERS))
     _validation.choice("mode", mode, tuple(MODES))
     _validation.choice("backend", backend, _validation.BACKENDS)
     batch_dims = _validation.natural("batch_dims", batch_dims)
@@ -232,13 +238,19 @@ def _of_floats(
         sampled = _of_floats(wide, coordinates, order, mode, jnp.asarray(cval, x.dtype).astype(wide.dtype), backend)
         return lax.round(sampled).astype(x.dtype)
     x = _validation.array("input", x)
-    if mode == "constant" and not (isinstance(cval, int | float) and cval == 0):
+    if order in SPLINE_ORDERS:
+
+        def sample(found: jax.Array, positions: list[jax.Array], outside: Outside) -> jax.Array:
+            return _sample(canonicalize_coordinates(found, positions, order=1, outside=outside), backend)
+
+        return interpolate(x, coordinates, order, mode, cval, sample)
+    if mode in ("constant", "grid-constant") and not (isinstance(cval, int | float) and cval == 0):
         # Every pixel outside is one of those that are added around the image.
         frame = [(1, 1)] * len(coordinates) + [(0, 0)]
         around = jnp.pad(jnp.ones(x.shape[:-1], bool), frame[:-1])[..., None]
         x = jnp.where(around, jnp.pad(x, frame), jnp.asarray(cval, x.dtype))
         coordinates, mode = [_shifted(coordinate, order) for coordinate in coordinates], "nearest"
-    return _sample(canonicalize_coordinates(x, coordinates, order=order, mode=mode, backend=backend), backend)
+    return _sample(canonicalize_coordinates(x, coordinates, order=order, outside=MODES[mode]), backend)
 
 
 def _shifted(coordinate: jax.Array, order: int) -> jax.Array:

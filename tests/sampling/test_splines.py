@@ -1,0 +1,100 @@
+"""Splines of map_coordinates against SciPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.ndimage
+from jax.test_util import check_grads
+from numpy.testing import assert_allclose
+
+import jax_dcn
+from tests.helpers.slow import slow_unless
+
+SCIPY_MODES = {name: name for name in ("constant", "grid-constant", "nearest", "mirror", "reflect")} | {
+    "wrap": "grid-wrap"
+}
+SHAPES = [(1,), (40,), (35, 33), (24, 27, 25)]
+ORDERS = [2, 3, 4, 5]
+
+
+def problem(shape):
+    """An image, and coordinates in it, far outside, and at whole numbers."""
+    random = np.random.default_rng(0)
+    inside = [random.uniform(0, size - 1, 40) for size in shape]
+    outside = [random.uniform(-2.5 * size - 3, 3.5 * size + 3, 40) for size in shape]
+    coordinates = [
+        np.concatenate([*both, [0, size - 1, -1, size]]) for size, *both in zip(shape, inside, outside, strict=True)
+    ]
+    return random.normal(size=shape), coordinates
+
+
+@pytest.mark.parametrize("mode", SCIPY_MODES)
+@pytest.mark.parametrize(
+    "shape, order",
+    [slow_unless(order in (3, 4) and len(shape) < 3, shape, order) for shape in SHAPES for order in ORDERS],
+)
+def test_scipy(shape, order, mode, x64):
+    image, coordinates = problem(shape)
+    options = {"order": order, "cval": 1.5}
+    expected = scipy.ndimage.map_coordinates(image, coordinates, mode=SCIPY_MODES[mode], **options)
+    found = jax_dcn.map_coordinates(image, coordinates, mode=mode, **options)
+    assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_reflect_passes_through_the_pixels_of_a_short_axis(size, x64):
+    """In SciPy it does not: the start of its recursion reads a sum that it has already changed."""
+    image = np.random.default_rng(1).normal(size=size)
+    at = np.arange(-size, 2 * size)
+    found = jax_dcn.map_coordinates(image, [at], 5, "reflect")
+    assert_allclose(found, np.concatenate([image[::-1], image, image[::-1]]), atol=1e-13)
+    assert np.abs(scipy.ndimage.map_coordinates(image, [at], order=5, mode="reflect") - found).max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    "order, mode, shape, derivatives",
+    [(2, "mirror", (6, 5), 1), (3, "constant", (6, 5), 1), (4, "wrap", (7,), 2), (5, "nearest", (7,), 2)],
+)
+def test_derivatives(order, mode, shape, derivatives, x64):
+    """They are those of finite differences, also at whole numbers. "constant" jumps at the border."""
+    image, coordinates = problem(shape)
+    is_inside = np.all(
+        [np.abs(2 * one - size + 1) < size - 1.1 for one, size in zip(coordinates, shape, strict=True)], 0
+    )
+    at = [np.append(one[is_inside][:6], 2.0) for one in coordinates]
+    sample = jax.jit(functools.partial(jax_dcn.map_coordinates, order=order, mode=mode))
+    check_grads(sample, (image, at), order=derivatives, atol=1e-5, rtol=1e-5)
+
+
+def test_types_and_batches():
+    random = np.random.default_rng(3)
+    images = random.normal(size=(2, 12, 10, 3))
+    rows, columns = random.uniform(0, 9, (2, 2, 7)).astype("float32")
+    found = jax_dcn.map_coordinates(images.astype("float32"), [rows, columns], 3, batch_dims=1)
+    expected = [
+        [scipy.ndimage.map_coordinates(image[..., channel], at, order=3) for channel in range(3)]
+        for image, at in zip(images, np.stack([rows, columns], 1), strict=True)
+    ]
+    assert found.dtype == "float32" and found.shape == (2, 7, 3)
+    assert_allclose(found, np.moveaxis(expected, 1, 2), atol=1e-5)
+    narrow = jax_dcn.map_coordinates(images.astype(jnp.bfloat16), [rows, columns], 3, batch_dims=1)
+    exact = jax_dcn.map_coordinates(images.astype(jnp.bfloat16).astype("float32"), [rows, columns], 3, batch_dims=1)
+    assert narrow.dtype == jnp.bfloat16
+    assert_allclose(narrow.astype("float32"), exact, rtol=2**-8)
+    whole = (100 * images[0, ..., 0]).astype("int32")
+    assert_allclose(
+        jax_dcn.map_coordinates(whole, [rows[0], columns[0]], 5, "mirror"),
+        scipy.ndimage.map_coordinates(whole, [rows[0], columns[0]], order=5, mode="mirror"),
+    )
+
+
+@pytest.mark.parametrize("mode", SCIPY_MODES)
+def test_nan_and_infinity(mode):
+    values = jnp.array([np.nan, np.inf, -np.inf, 1.0])
+    found = jax_dcn.map_coordinates(jnp.arange(20.0).reshape(4, 5), [values, jnp.ones(4)], 3, mode, 7.0)
+    expected = {"constant": [7, 7], "grid-constant": [7, 7], "nearest": [16, 1]}.get(mode, [0, 0])
+    assert np.isnan(found[0])
+    assert_allclose(found[1:], [*expected, 6], atol=1e-4)
