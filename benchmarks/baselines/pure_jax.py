@@ -5,9 +5,11 @@ way to write it, or close to the fastest; loops over the taps were among the alt
 """
 
 import itertools
+import math
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 
 def deform_conv2d(x, offset, weight, mask, *, stride, dilation, groups):
@@ -156,6 +158,34 @@ def grid_sample(x, grid):
             index = index * size + jnp.clip(pixel, 0, size - 1).astype(jnp.int32)
         total += weight[..., None].astype(x.dtype) * jnp.take(pixels, index, axis=0, mode="clip")
     return total.reshape(*grid.shape[:-1], channels)
+
+
+def cubic_spline(input, coordinates, *, order, mode):
+    """The cubic spline of order 3 with mode="mirror": a recursive prefilter, then gathers of 4 coefficients an axis."""
+    sizes, pole = input.shape, math.sqrt(3) - 2
+    for axis in range(input.ndim):
+        rows = jnp.moveaxis(6 * input, axis, 0)
+        size = len(rows)
+        powers = pole ** np.arange(size, dtype=np.float32)
+        powers[1:-1] += pole ** (2 * size - 2 - np.arange(1, size - 1))
+        start = jnp.tensordot(powers, rows, 1) / (1 - pole ** (2 * size - 2))
+        _, rows = lax.scan(lambda one, row: (row + pole * one, row + pole * one), start, rows[1:])
+        last = pole / (pole * pole - 1) * (rows[-1] + pole * (rows[-2] if size > 2 else start))
+        rows = jnp.concatenate([start[None], rows])
+        _, rows = lax.scan(lambda one, row: (pole * (one - row),) * 2, last, rows[:-1], reverse=True)
+        input = jnp.moveaxis(jnp.concatenate([rows, last[None]]), 0, axis)
+    axes = []
+    for coordinate, size in zip(coordinates, sizes, strict=True):
+        low = jnp.floor(coordinate)
+        f = coordinate - low
+        weights = (1 - f) ** 3 / 6, 2 / 3 - f**2 * (2 - f) / 2, 2 / 3 - (1 - f) ** 2 * (1 + f) / 2, f**3 / 6
+        pixels = [jnp.abs(low.astype(jnp.int32) + tap) for tap in (-1, 0, 1, 2)]
+        axes.append([(size - 1 - jnp.abs(size - 1 - pixel), w) for pixel, w in zip(pixels, weights, strict=True)])
+    total = 0
+    for taps in itertools.product(*axes):
+        pixels, weights = zip(*taps, strict=True)
+        total += math.prod(weights) * input[pixels]
+    return total.astype(input.dtype)
 
 
 def corners(y, x, height, width):

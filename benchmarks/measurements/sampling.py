@@ -1,12 +1,15 @@
-"""Sampling of images at any positions: warps, points and volumes."""
+"""Sampling of images at any positions: warps, points and volumes; and cubic splines."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.ndimage
 
 import jax_dcn
-from benchmarks.baselines import Operator, Problem, compiled, pure_jax, pytorch
+from benchmarks.baselines import Call, Implementation, Operator, Problem, Unavailable, compiled, pure_jax, pytorch
+from benchmarks.support import memory
 
 OPERANDS = ("x", "grid")
 
@@ -62,4 +65,50 @@ SAMPLING = Operator(
     problem=problem,
     implementations=compiled.in_jax(jax_dcn.grid_sample, OPERANDS, pure_jax.grid_sample)
     | {"PyTorch": pytorch.implementation(pytorch.grid_sample, pytorch.float32_type)},
+)
+
+
+class Field(NamedTuple):
+    """A scalar field, whose cubic spline is sampled at points anywhere in it."""
+
+    size: tuple[int, ...]
+    points: int
+
+    def __str__(self):
+        return f"cubic spline: {' x '.join(map(str, self.size))}, {self.points} points"
+
+
+def problem_of_splines(field, dtype):
+    random = np.random.default_rng(0)
+    coordinates = [random.uniform(0, size - 1, field.points) for size in field.size]
+    return Problem(
+        operands={
+            "input": jnp.asarray(random.standard_normal(field.size, np.float32), dtype),
+            "coordinates": jnp.asarray(np.stack(coordinates), jnp.float32),
+        },
+        varied=("input", "coordinates"),
+        cotangent=jnp.asarray(random.standard_normal(field.points, np.float32), dtype),
+        dtype=dtype,
+        options={"order": 3, "mode": "mirror"},
+    )
+
+
+def with_scipy(problem, backward):
+    if backward or problem.dtype != "float32":
+        raise Unavailable("SciPy has no gradients, and no bfloat16")
+    operands = {name: np.asarray(array) for name, array in problem.operands.items()}
+    return Call(
+        partial(scipy.ndimage.map_coordinates, **operands, **problem.options),
+        arrays=lambda y: {"y": y},
+        held=memory.of_process,
+    )
+
+
+SPLINES = Operator(
+    name="map_coordinates",
+    function=jax_dcn.map_coordinates,
+    shapes={"K1": Field((512, 512), 10**6), "K2": Field((96, 96, 96), 10**6)},
+    problem=problem_of_splines,
+    implementations=compiled.in_jax(jax_dcn.map_coordinates, ("input", "coordinates"), pure_jax.cubic_spline)
+    | {"SciPy": Implementation(with_scipy, compiles=False)},
 )

@@ -108,6 +108,17 @@ DCN_HOST_DEVICE AxisTaps<A> LocateTaps(A position, int32_t size, const SamplingR
   return {first, is_nan ? position : bounded - low, rules.outside == Outside::kClip ? !is_nan : is_near, is_near};
 }
 
+// The remainder of a floored division by a positive number.
+DCN_HOST_DEVICE int32_t FlooredRemainder(int32_t dividend, int32_t divisor) {
+#ifdef __CUDA_ARCH__
+  const int32_t remainder = dividend % divisor;
+  return remainder < 0 ? remainder + divisor : remainder;
+#else
+  // Compilers vectorize this division, but not that of integers. In 64 bits it is exact.
+  return dividend - int32_t(std::floor(double(dividend) / double(divisor))) * divisor;
+#endif
+}
+
 // The pixel that tap `index` reads; negative if none.
 DCN_HOST_DEVICE int32_t FoldPixel(int32_t index, int32_t size, Outside outside) {
   if (outside == Outside::kZero) return index < size ? index : -1;
@@ -118,7 +129,7 @@ DCN_HOST_DEVICE int32_t FoldPixel(int32_t index, int32_t size, Outside outside) 
   const int32_t period = outside == Outside::kWrap ? size : outside == Outside::kMirror ? 2 * (size - 1) : 2 * size;
   if (size == 0) return -1;
   if (period == 0) return 0;
-  const int32_t remainder = index % period, turned = remainder < 0 ? remainder + period : remainder;
+  const int32_t turned = FlooredRemainder(index, period);
   return turned < size ? turned : period - turned - (outside == Outside::kReflect);
 }
 
