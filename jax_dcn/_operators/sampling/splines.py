@@ -91,7 +91,8 @@ def pairs(coordinate: jax.Array, order: int) -> list[tuple[jax.Array, jax.Array]
     """The positions and the weights of the linear samples along an axis that a spline consists of."""
     middle = lax.stop_gradient(jnp.floor(coordinate if order % 2 else coordinate + 0.5))
     distance = jnp.where(jnp.isinf(coordinate), 0, coordinate - middle)
-    weights = [jnp.polyval(jnp.asarray(one, coordinate.dtype), distance) for one in _weights(order)]
+    # Not jnp.polyval, whose loop keeps XLA from computing all of this in one pass.
+    weights = [functools.reduce(lambda sum, power: sum * distance + float(power), one) for one in _weights(order)]
     first = middle - order // 2
     found = [
         (first + tap + weights[tap + 1] / (weights[tap] + weights[tap + 1]), weights[tap] + weights[tap + 1])
