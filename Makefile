@@ -8,17 +8,10 @@ OUT ?=# folder for the results of gpu-check; by default benchmarks/results
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
 
-.PHONY: demo rfcn detector build build-cuda test test-slow thorough lint docs format benchmark gpu-check wheel clean
+.PHONY: demo build build-cuda test test-slow thorough lint docs format benchmark gpu-check wheel clean
 
 demo: .venv/installed
 	$(BIN)/python -m examples.detector.demo
-
-# Longer comparisons of plain and deformable detectors.
-rfcn: .venv/installed
-	$(BIN)/python -m examples.rfcn
-
-detector: .venv/installed
-	$(BIN)/python -m examples.detector --variants plain deformable
 
 build: .venv/installed
 

@@ -25,7 +25,7 @@ from examples.library.devices import fit_on
 from examples.library.files import digest
 from examples.library.loop import State, ahead, first_state, update
 from examples.library.objects import pictures
-from examples.library.options import add_recipe, chosen
+from examples.library.options import add_recipe, checked_recipe
 
 from .homographies import project, random_homography, warp
 from .images import read
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any")
     add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
     options = parser.parse_args(arguments)
-    recipe = Recipe(options.steps, **chosen(parser, options, RECIPE_HELP))
+    recipe = Recipe(options.steps, **checked_recipe(parser, options, RECIPE_HELP))
     size, result = tuple(options.size), options.out / "model.npz"
     if not options.folder.is_dir():
         parser.error(f"the folder of the photographs must be one, got {options.folder}")

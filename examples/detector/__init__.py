@@ -1,1 +1,1 @@
-"""A small anchor-free detector with plain or deformable convolutions: ``python -m examples.detector``."""
+"""An anchor-free detector and R-FCN with deformable layers, trained on digits: ``python -m examples.detector.demo``."""

@@ -1,6 +1,7 @@
 """Train a detector with deformable layers, score it, and draw what it detects and where its layers sample.
 
 python -m examples.detector.demo
+python -m examples.detector.demo --rfcn    # R-FCN, which classifies regions by deformable pooling
 """
 
 from collections.abc import Sequence
@@ -9,17 +10,16 @@ from pathlib import Path
 import jax
 from matplotlib.figure import Figure
 
-from examples.digits_library import evaluate, scenes
-from examples.digits_library.compare import PICTURED_SCENES
-from examples.digits_library.pictures import clearest_object, draw_scene, strongest_class
-from examples.digits_library.train import Recipe, train
 from examples.library.checkpoints import locked
 from examples.library.command_line import Parser
 
-from .losses import loss
+from . import evaluate, losses, rfcn, scenes
 from .model import Detector, detect
+from .pictures import clearest_object, draw_scene, strongest_class
 from .sampling import add_legend, deformable_layers, draw_samples
+from .train import Recipe, train
 
+PICTURED_SCENES = 8
 WIDTHS, BLOCKS = (16, 32, 64, 64), (1, 1, 2)  # fewer than by default, so that it is trained in a minute
 
 
@@ -31,13 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--validation-images", type=int, default=160, help="scenes to score (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out/demo.png"), help="the picture (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoints of an interrupted run")
+    parser.add_argument("--rfcn", action="store_true", help="train R-FCN in place of the anchor-free detector")
     options = parser.parse_args(arguments)
-    model = Detector(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
+    make, loss = (rfcn.RFCN, rfcn.loss) if options.rfcn else (Detector, losses.loss)
+    model = make(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
     recipe = Recipe(options.steps, options.batch_size)
     folder = options.out.with_suffix("")
     with locked(folder):
-        finished = train(model, loss, recipe, 0, folder / "checkpoints", resume=options.resume)
+        again = {"resume": options.resume, "overwrite": True}
+        finished = train(model, loss, recipe, folder / "checkpoints", devices=jax.devices()[:1], **again)
     params = jax.device_get(finished.state.params)
     print("Detecting digits in scenes that the training has not shown: a few seconds")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))

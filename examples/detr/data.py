@@ -11,6 +11,7 @@ from PIL import Image
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import Dataset, in_turn, open_image, padded_count
+from examples.library.devices import own_rows
 from examples.library.loop import ahead, filled_batches
 
 from .images import LIMITS, SIDES, Preprocessor, padded, resized
@@ -48,11 +49,13 @@ class Loading:
 
 
 def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
-    """The batches of the steps in `steps`, in the order of `in_turn`, which depend only on the seed and the step."""
-    example_of = in_turn(dataset, loading.seed, loading.background)
+    """The `own_rows` of the batches of the steps in `steps`, which depend only on the seed and the step.
 
-    def example(number, size):
-        image, seed = example_of(number)
+    Examples are in the order of `in_turn`.
+    """
+    example_of, rows = in_turn(dataset, loading.seed, loading.background), own_rows(loading.batch_size)
+
+    def example(image, seed, size):
         found, rng = load(dataset, image, loading.objects), np.random.default_rng(seed)
         if loading.augmented:
             found = augmented(found, rng, loading.keeps_ratio)
@@ -62,10 +65,9 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
 
     def batch(step):
         choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
-        numbers = range(step * loading.batch_size, (step + 1) * loading.batch_size)
-        examples = [example(number, loading.sizes[choice]) for number in numbers]
-        most = max(len(found.labels) for found, _ in examples)
-        return batched(examples, loading.objects or padded_count(most))
+        chosen = [example_of(step * loading.batch_size + row) for row in range(loading.batch_size)]
+        most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
+        return batched([example(*chosen[row], loading.sizes[choice]) for row in rows], most)
 
     return ahead(batch, steps, loading.workers)
 

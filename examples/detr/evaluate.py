@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from examples.library import precision
 from examples.library.boxes import centre_to_corners
 from examples.library.coco import Dataset
-from examples.library.devices import shared
+from examples.library.devices import gathered, shared
 from examples.library.objects import PALETTE, draw_box
 
 from .data import Loading, evaluation_batches
@@ -73,7 +73,7 @@ def find(detector: Detector, variables: dict[str, Any], images: jax.Array, mask:
 def average_precision(
     detector: Detector, variables: dict[str, Any], dataset: Dataset, processor: Preprocessor, loading: Loading
 ) -> dict[str, float]:
-    """COCO's AP, AP50 and AP75 on all images of a data set."""
+    """COCO's AP, AP50 and AP75 on all images of a data set, which the processes share."""
     listed = []
     for ids, batch in evaluation_batches(dataset, processor, loading):
         found = jax.device_get(find(detector, variables, *shared(batch)))[:3]
@@ -86,7 +86,7 @@ def average_precision(
                 if category is not None:  # a class that the annotations have
                     found_object = {"image_id": image, "category_id": category, "score": float(score)}
                     listed.append(found_object | {"bbox": precision.corners_to_sides(box * size)})
-    return precision.average_precision(dataset.annotations, listed)
+    return precision.average_precision(dataset.annotations, gathered(listed))
 
 
 def draw(

@@ -106,7 +106,7 @@ def train(
     devices: Sequence[jax.Device] | None = None,
     **options: Any,
 ) -> Run:
-    """Trains the model of a checkpoint; its batches are shared by all devices, by default those of the process.
+    """Trains the model of a checkpoint; its batches are shared by all devices, by default those of all processes.
 
     options: of `fit`.
     """

@@ -89,7 +89,7 @@ class Checkpoints:
             saved, asked = (settings.get(name, "nothing") for settings in (log["settings"], self._settings))
             if name not in self._changeable and saved != asked:
                 raise StartError(f"{name} must be {saved} to go on from {self._manager.directory}, got {asked}")
-            if saved != asked and jax.process_index() == 0:
+            if saved != asked:
                 print(f"{name} was {saved} until step {self.step}, and is {asked} from there on.")
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
         state = self._manager.restore(self.step, args=items).state

@@ -1,4 +1,4 @@
-"""The parser of all commands, which also keeps their compiled programs for later starts."""
+"""The parser of all commands, which also connects processes and keeps compiled programs for later starts."""
 
 import argparse
 import os
@@ -11,26 +11,35 @@ from pathlib import Path
 import jax
 
 REPEATABLE = {"--set"}
+# The others end if a process sends no heartbeat for this time, or waits for them so long after an error of its own.
+TIMEOUT_SECONDS = 20
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that takes options only by their whole names and, unless they are REPEATABLE, only once.
 
-    compiles: whether the command compiles programs.
+    compiles: whether the command compiles programs. distributed: whether several processes can run it together.
     """
 
-    def __init__(self, program: str, description: str, *, compiles: bool = True):
+    def __init__(self, program: str, description: str, *, compiles: bool = True, distributed: bool = False):
         as_written = argparse.RawDescriptionHelpFormatter
         super().__init__(program, description=description, formatter_class=as_written, allow_abbrev=False)
         self._compiles = compiles
         if compiles:
             cache_help = "compile all programs anew, and keep none for later starts"
             self.add_argument("--no-cache", action="store_true", help=cache_help)
+        if distributed:
+            distributed_help = (
+                "share each batch among the devices of several processes: HOST:PORT where the first one listens, how "
+                "many there are, and which one this is, from 0 on; nothing where JAX knows the cluster, as on Slurm"
+            )
+            self.add_argument("--distributed", nargs="*", metavar="PLACE", help=distributed_help)
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
         """As of the base class. Ends the command with an error if an option is given twice.
 
-        From then on JAX keeps compiled programs, unless the command line or JAX's own settings say otherwise.
+        From then on the process is connected with the others of `--distributed`, of which only the first one prints,
+        and JAX keeps compiled programs, unless the command line or JAX's own settings say otherwise.
         """
         args = sys.argv[1:] if args is None else args
         options = super().parse_args(args)
@@ -38,11 +47,24 @@ class Parser(argparse.ArgumentParser):
         for name, count in names.items():
             if name.startswith("--") and count > 1 and name not in REPEATABLE:
                 self.error(f"{name} must be given once, got it {count} times")
+        if (places := getattr(options, "distributed", None)) is not None:
+            self._connect(places)
         if self._compiles:
             if options.no_cache:
                 jax.config.update("jax_enable_compilation_cache", False)
             _keep_programs()
         return options
+
+    def _connect(self, places: Sequence[str]) -> None:
+        if len(places) not in (0, 3):
+            self.error("--distributed takes HOST:PORT, the number of processes and the number of this one, or nothing")
+        timeouts = {f"{what}_timeout_seconds": TIMEOUT_SECONDS for what in ("heartbeat", "shutdown")}
+        try:
+            jax.distributed.initialize(*places[:1], *map(int, places[1:]), **timeouts)
+        except ValueError as error:
+            self.error(f"--distributed {' '.join(places)}: {error}")
+        if jax.process_index() > 0:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _keep_programs():

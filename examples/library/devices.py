@@ -1,14 +1,18 @@
-"""A training whose batches are shared by several devices, each of which has the whole state."""
+"""A training whose batches are shared by the devices of all processes, each of which has the whole state."""
 
+import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .loop import Run, Start, StartError, fit
+from .loop import Run, Start, StartError, fit, own_share
 
 
 def fit_on(
@@ -21,10 +25,10 @@ def fit_on(
     directory: Path,
     **options: Any,
 ) -> Run:
-    """`fit` on devices, by default all of the process. Evaluations see their mesh, which `shared` uses.
+    """`fit` on devices, by default those of all processes, which call this function together.
 
-    make: from variables to the first state. recipe: has a `batch_size`, which must be a multiple of the devices times
-    `accumulate`. options: of `fit`.
+    make: from variables to the first state. batches: as of `fit`; each process makes only its `own_rows` of a batch.
+    recipe: has a `batch_size`, which must be a multiple of the devices times `accumulate`. options: of `fit`.
     """
     devices = devices or jax.devices()
     if recipe.batch_size % (len(devices) * recipe.accumulate):
@@ -34,7 +38,7 @@ def fit_on(
         )
     mesh = mesh_of(devices)
     whole = NamedSharding(mesh, P())
-    make = jax.jit(make, out_shardings=whole)
+    variables, make = jax.device_get(variables), jax.jit(make, out_shardings=whole)
     with jax.set_mesh(mesh):
         shapes = make.eval_shape(variables)
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)
@@ -47,7 +51,45 @@ def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
     return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
 
 
-def shared(batch: Any) -> Any:
-    """A batch, whose images are divided among the devices of the mesh that is set, if any."""
+def chosen(most: int | None) -> list[jax.Device]:
+    """So many devices of each process, by default all."""
+    return [device for process in range(jax.process_count()) for device in jax.local_devices(process)[:most]]
+
+
+def own_rows(size: int) -> list[int]:
+    """The rows of a batch of this size that belong to this process: all, unless a mesh of several is set."""
     mesh = jax.sharding.get_mesh()
-    return batch if mesh.empty else jax.device_put(batch, NamedSharding(mesh, P(mesh.axis_names)))
+    if mesh.empty:
+        return list(range(size))
+    slices = _split(mesh).addressable_devices_indices_map((size,)).values()
+    return sorted({row for (rows,) in slices for row in range(size)[rows]})
+
+
+def shared(batch: Any) -> Any:
+    """A batch, of which each process has its `own_rows`, divided among the devices of the mesh that is set, if any."""
+    mesh = jax.sharding.get_mesh()
+    return batch if mesh.empty else jax.make_array_from_process_local_data(_split(mesh), batch)
+
+
+def _split(mesh):
+    return NamedSharding(mesh, P(mesh.axis_names))
+
+
+def on_own(devices: Sequence[jax.Device], images: int, use: Callable[..., Any], variables: Any) -> Any:
+    """The result of `use`, which gets variables on those of the devices that belong to this process.
+
+    images: in a batch of all processes; only so many devices are used as can share this process's part of it.
+    """
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    mesh = mesh_of(own[: math.gcd(len(own), own_share(images))])
+    with jax.set_mesh(mesh):
+        return use(jax.device_put(jax.device_get(variables), NamedSharding(mesh, P())))
+
+
+def gathered(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of all processes, which JSON must be able to hold, on each of them."""
+    text = np.frombuffer(json.dumps(items).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(text)))
+    padded = np.pad(text, (0, sizes.max() - len(text)))
+    texts = multihost_utils.process_allgather(padded)
+    return [item for text, size in zip(texts, sizes, strict=True) for item in json.loads(text[:size].tobytes())]

@@ -134,10 +134,10 @@ def fit(
             if len(history) > recipe.steps:
                 raise StartError(f"--steps must be at least the {len(history)} that are saved, got {recipe.steps}")
         elif overwrite or (checkpoints.step is None and not of_another_run):
-            if resume and jax.process_index() == 0:
+            if resume:
                 print(f"{directory} has no checkpoints; the run starts from its first step.")
             checkpoints.clear()
-            for path in of_another_run:
+            for path in of_another_run if jax.process_index() == 0 else ():
                 delete(path)
             state, history, scores = start.make(), [], {}
         elif checkpoints.step is not None:
@@ -235,10 +235,11 @@ def ahead(make: Callable[[Step], Batch], steps: Iterable[Step], workers: int = 1
 def filled_batches(
     ids: Sequence[int], size: int, load: Callable[[int], Any], stack: Callable[[list], Batch], workers: int
 ) -> Iterator[tuple[Sequence[int], Batch]]:
-    """Ids, `size` at a time, and what was loaded for them, stacked.
+    """The ids that are this process's share, `own_share(size)` at a time, and what was loaded for them, stacked.
 
     The last batch is filled up with copies of its first example.
     """
+    ids, size = ids[jax.process_index() :: jax.process_count()], own_share(size)
 
     def batch(number):
         chosen = ids[number * size : (number + 1) * size]
@@ -246,6 +247,11 @@ def filled_batches(
         return chosen, stack(found + found[:1] * (size - len(found)))
 
     return ahead(batch, range(-(-len(ids) // size)), workers)
+
+
+def own_share(size: int) -> int:
+    """How many of `size` images in a batch of an evaluation each process has, at least one."""
+    return max(size // jax.process_count(), 1)
 
 
 def _explosion(found, history):

@@ -20,7 +20,7 @@ POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate"
 POSITIVE |= {"checkpoint_every", "evaluate_every"}
 # What --evaluate-only uses.
 EVALUATION = {"annotations", "images", "checkpoint", "validation", "evaluate_only", "dtype", "workers", "batch_size"}
-EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust", "no_cache"}
+EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust", "no_cache", "devices", "distributed"}
 RANGES = {  # of other numbers, which otherwise must not be negative
     "decay_from": (0, 1),
     "clip_norm": (1e-9, math.inf),
@@ -34,7 +34,7 @@ NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []})
 
 def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> Parser:
     """The parser of such a command; checkpoint: describes that argument; steps, out: defaults."""
-    parser = Parser(program, doc)
+    parser = Parser(program, doc, distributed=True)
     add = parser.add_argument
     add("annotations", type=Path, help="a JSON file of COCO's format")
     add("images", type=Path, help="the folder of its images")
@@ -47,7 +47,7 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("--background", action="store_true", help="train on images without annotations, too, against false detections")
     add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="in which layers compute (%(default)s)")
-    add("--devices", type=int, help="how many devices share each batch; by default all")
+    add("--devices", type=int, help="how many devices of each process share a batch; by default all")
     add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any; --steps may have grown")
@@ -64,7 +64,9 @@ def add_recipe(parser: argparse.ArgumentParser, recipe: type, helps: Mapping[str
         parser.add_argument(f"--{name.replace('_', '-')}", type=int if isinstance(value, int) else float, help=about)
 
 
-def chosen(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
+def checked_recipe(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]
+) -> dict[str, Any]:
     """The fields of a recipe that are given. Ends the command with an error if a number, --out or what is to become of
     another run in it is not valid.
     """
@@ -83,12 +85,12 @@ def chosen(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe:
 
 
 def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
-    """As `chosen`, for the options of `training_parser`, which must also fit together."""
-    given = chosen(parser, options, recipe)
+    """As `checked_recipe`, for the options of `training_parser`, which must also fit together."""
+    given = checked_recipe(parser, options, recipe)
     if given.get("warmup", 0) > options.steps:
         parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
-    if options.devices and options.devices > jax.device_count():
-        parser.error(f"--devices must be at most the {jax.device_count()} that jax has, got {options.devices}")
+    if options.devices and options.devices > jax.local_device_count():
+        parser.error(f"--devices must be at most the {jax.local_device_count()} of a process, got {options.devices}")
     if options.evaluate_only and not (options.checkpoint and options.validation):
         parser.error("--evaluate-only needs --checkpoint and --validation")
     ignored = [name for name, value in vars(options).items() if value != parser.get_default(name)]

@@ -2,15 +2,17 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from . import curves
 from .checkpoints import StartError, locked
 from .coco import Dataset, ImageError
-from .devices import mesh_of
+from .devices import chosen, on_own
 from .files import digest, to_json
 from .gradients import described_rates
 from .loop import Run, evaluations_since_best
@@ -38,6 +40,7 @@ def run(
 ) -> None:
     """Runs a training with the options of `training_parser`, or only evaluates the variables.
 
+    Several processes run it together. The first one writes the results, and the others wait for it.
     train: takes the folder of checkpoints, and options of `fit`. kept: from a state to the variables to keep.
     measure: the scores of variables. save: writes variables to a path, which has the suffix. draw: writes a picture of
     what is found. settings: what else decides the result. scores: the names of those that are drawn, with the best one
@@ -47,19 +50,19 @@ def run(
     best, model = (out / f"{name}{suffix}" for name in ("best", "model"))
     results, plot, picture = (out / name for name in ("results.json", "curves.png", "detections.png"))
     outputs = [best, model, results, plot, picture]
-    devices = jax.devices()[: options.devices]
+    devices, is_first = chosen(options.devices), jax.process_index() == 0
+    on_devices = partial(on_own, devices, loading.batch_size)
 
     def evaluate(state, steps, before):
-        variables = kept(state)
-        found = measure(variables)
+        found = on_devices(measure, kept(state))
         print(f"step {steps}: {described(found)}")
-        if evaluations_since_best(before | {str(steps): found}, options.best) == 0:
-            save(best, jax.device_get(variables))
+        if is_first and evaluations_since_best(before | {str(steps): found}, options.best) == 0:
+            save(best, jax.device_get(kept(state)))
         return found
 
     try:
         if options.evaluate_only:
-            print(described(measure(variables)))
+            print(described(on_devices(measure, variables)))
             return
         if options.overwrite and options.checkpoint and options.checkpoint.resolve() in [*map(Path.resolve, outputs)]:
             raise StartError(f"--checkpoint must be none of what --overwrite deletes, got {options.checkpoint}")
@@ -90,14 +93,14 @@ def run(
                 resume=options.resume,
                 overwrite=options.overwrite,
             )
-            trained = jax.device_get(kept(found.state))
-            save(model, trained)
-            result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
-            results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
-            curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
-            if draw:
-                with jax.set_mesh(mesh_of(devices)):  # that of the evaluations, whose program is reused
-                    draw(picture, kept(found.state))
+            if is_first:
+                save(model, jax.device_get(kept(found.state)))
+                result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
+                results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
+                curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
+                if draw:
+                    on_devices(partial(draw, picture), kept(found.state))
+            multihost_utils.sync_global_devices("the results are written")
     except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
     if len(found.history) < options.recipe.steps:

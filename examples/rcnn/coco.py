@@ -12,6 +12,7 @@ from pycocotools import mask as rle
 
 from examples.library import precision
 from examples.library.coco import Dataset, fitted_size, in_turn, open_image, padded_count
+from examples.library.devices import own_rows
 from examples.library.loop import ahead, filled_batches
 from examples.resnet import MEAN
 
@@ -102,11 +103,13 @@ def mirrored(example: Batch) -> Batch:
 
 
 def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
-    """The training batches of the steps in `steps`, which depend only on the seed and the step.
+    """The `own_rows` of the training batches of the steps in `steps`, which depend only on the seed and the step.
 
     Examples are in the order of `in_turn`. As in mmdet, those of upright images wait until they fill a batch, and so do
     the others.
     """
+
+    rows = own_rows(loading.batch_size)
 
     def filled():
         waiting = defaultdict(list)
@@ -123,9 +126,9 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
         return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
     def batch(chosen):
-        examples = [example(*one) for one in chosen]
-        most = loading.objects or padded_count(max(len(one.labels) for one in examples))
-        return Batch(*map(np.stack, zip(*(padded(one, most) for one in examples), strict=True)))
+        most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
+        examples = (padded(example(*chosen[row]), most) for row in rows)
+        return Batch(*map(np.stack, zip(*examples, strict=True)))
 
     return ahead(batch, islice(filled(), steps.start, steps.stop), loading.workers)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from examples.digits_library import evaluate, scenes
+from examples.detector import evaluate, scenes
 from examples.library import precision
 from examples.library.command_line import Parser
 

@@ -22,7 +22,7 @@ import optax
 from examples.library import trainer
 from examples.library.classes import described
 from examples.library.coco import Dataset
-from examples.library.devices import fit_on, shared
+from examples.library.devices import fit_on, gathered, shared
 from examples.library.files import digest
 from examples.library.gradients import by_group, gradients
 from examples.library.loop import State, first_state
@@ -141,7 +141,7 @@ def train(
     devices: Sequence[jax.Device] | None = None,
     **options: Any,
 ) -> Any:
-    """Trains a model; its batches are shared by all devices, by default those of the process. options: of `fit`."""
+    """Trains a model; its batches are shared by all devices, by default those of all processes. options: of `fit`."""
     return fit_on(
         devices,
         partial(train_step, model, recipe, jax.device_get(variables["batch_stats"])),
@@ -155,14 +155,14 @@ def train(
 
 
 def evaluated(model: RCNN, variables: dict, dataset: Dataset, loading: Loading) -> dict[str, float]:
-    """The average precision of a model on a data set."""
+    """The average precision of a model on a data set, which the processes share."""
     listed = []
     for ids, images in evaluation_batches(dataset, loading, model.config):
         found = jax.device_get(detect(model, variables, shared(images), images.shape[1:3]))
         for row, image in enumerate(ids):
             of_image = Detections(*(part if part is None else part[row] for part in found))
             listed += results(dataset, image, of_image, model.config.scale)
-    return average_precision(dataset, listed, model.config.masks)
+    return average_precision(dataset, gathered(listed), model.config.masks)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

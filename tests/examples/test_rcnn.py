@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from examples.digits_library import scenes
+from examples.detector import scenes
 from examples.library.boxes import Boxes
 from examples.library.coco import read
 from examples.rcnn import RCNN, coco, fill

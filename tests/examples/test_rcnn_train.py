@@ -48,6 +48,12 @@ def validation(digits_folder):
     [
         (command, ["--steps", "-3"], "--steps must be positive, got -3"),
         (command, ["--devices", "99"], "--devices must be at most the"),
+        (
+            command,
+            ["--distributed", "a:1", "2"],
+            "--distributed takes HOST:PORT, the number of processes and the number",
+        ),
+        (command, ["--distributed", "a:1", "2", "b"], "--distributed a:1 2 b: invalid literal for int"),
         (command, ["--learning-rate", "nan"], "--learning-rate must be between 0 and inf, got nan"),
         (command, ["--steps", "3", "--warmup", "5"], "--warmup must be at most --steps, got 5 and 3"),
         (command, ["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),

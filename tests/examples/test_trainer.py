@@ -54,7 +54,7 @@ def command(out, *arguments, load=batches, measure=None, draw=None, images="imag
     checked(parser, options, {})
     choose_best(parser, options, list(SCORES))
     options.recipe = Recipe(options.steps, evaluate_every=1)
-    options.loading = argparse.Namespace(objects=1, background=False, mirrors=False)
+    options.loading = argparse.Namespace(objects=1, background=False, mirrors=False, batch_size=1)
 
     def train(directory, *, devices, **keywords):
         start = Start(lambda: first_state({"x": jnp.ones(())}, OPTIMISER), None)

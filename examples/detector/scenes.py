@@ -119,17 +119,11 @@ def make_batch(split: Split, seed: int, indices: Sequence[int], size: int = IMAG
     )
 
 
-def training_batches(
-    seed: int, steps: range, batch_size: int, size: int = IMAGE_SIZE, rows: Sequence[int] | None = None
-) -> Iterator[Scenes]:
-    """The training batches of the steps in `steps`; a thread prepares the next one while the caller uses the last.
-
-    rows: the scenes of each batch to return, by default all.
-    """
+def training_batches(seed: int, batch_size: int, size: int, steps: range) -> Iterator[Scenes]:
+    """The training batches of the steps in `steps`; a thread prepares the next one while the caller uses the last."""
 
     def batch(step: int) -> Scenes:
-        whole = range(step * batch_size, (step + 1) * batch_size)
-        return make_batch("train", seed, whole if rows is None else [whole[row] for row in rows], size)
+        return make_batch("train", seed, range(step * batch_size, (step + 1) * batch_size), size)
 
     return ahead(batch, steps)
 

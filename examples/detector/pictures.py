@@ -1,11 +1,8 @@
 """Pictures of scenes and of the detections in them."""
 
-from pathlib import Path
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
@@ -20,36 +17,18 @@ PALETTE = matplotlib.colormaps["tab10"]
 OUTLINE = [withStroke(linewidth=2.5, foreground="black")]
 
 
-def draw_detections(path: Path, batch: scenes.Scenes, found: dict[str, Detections], images: int = 4) -> None:
-    """One row per scene: the ground truth, and the detections of each variant with scores above `SCORE_THRESHOLD`.
-
-    If several classes are detected at the same place, only the strongest is drawn.
-    """
-    figure = Figure(figsize=(3.4 * (1 + len(found)), 3.4 * images + 0.7), layout="constrained")
-    columns = {"ground truth": Detections(batch.boxes, batch.labels >= 0, batch.labels)}
-    columns |= {variant: strongest_class(detections) for variant, detections in found.items()}
-    axes = figure.subplots(images, len(columns), squeeze=False)
-    for column, (title, shown) in enumerate(columns.items()):
-        axes[0, column].set_title(title, fontsize=15)
-        for row, panel in enumerate(axes[:, column]):
-            draw_scene(panel, batch.images[row], shown, row, with_scores=title != "ground truth")
-    figure.suptitle(f"Digits on photographs: detections with a score above {SCORE_THRESHOLD}", fontsize=16)
-    figure.savefig(path, dpi=110)
-
-
-def draw_scene(axes: Axes, image: np.ndarray, found: Detections, index: int, with_scores: bool = True) -> None:
+def draw_scene(axes: Axes, image: np.ndarray, found: Detections, index: int) -> None:
     """Fill a panel with an image, and with those detections of image `index` whose scores exceed `SCORE_THRESHOLD`."""
     axes.imshow(image, interpolation="nearest")
     axes.set_axis_off()
     for i in np.flatnonzero(found.scores[index] > SCORE_THRESHOLD):
-        score = found.scores[index, i] if with_scores else None
-        draw_box(axes, found.boxes[index, i], int(found.classes[index, i]), score)
+        draw_box(axes, found.boxes[index, i], int(found.classes[index, i]), found.scores[index, i])
 
 
-def zoom(axes: Axes, box: np.ndarray, image_size: int, window: float = WINDOW) -> None:
-    """Show a square of `window` pixels around the box, shifted so that it is inside the image."""
-    left, top = np.clip((box[:2] + box[2:] - window) / 2, 0, image_size - window) - 0.5
-    axes.set(xlim=(left, left + window), ylim=(top + window, top))
+def zoom(axes: Axes, box: np.ndarray, image_size: int) -> None:
+    """Show a square of `WINDOW` pixels around the box, shifted so that it is inside the image."""
+    left, top = np.clip((box[:2] + box[2:] - WINDOW) / 2, 0, image_size - WINDOW) - 0.5
+    axes.set(xlim=(left, left + WINDOW), ylim=(top + WINDOW, top))
 
 
 def draw_box(axes: Axes, box: np.ndarray, label: int, score: float | None = None) -> None:
