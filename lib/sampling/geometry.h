@@ -114,7 +114,8 @@ DCN_HOST_DEVICE int32_t FlooredRemainder(int32_t dividend, int32_t divisor) {
   const int32_t remainder = dividend % divisor;
   return remainder < 0 ? remainder + divisor : remainder;
 #else
-  // Compilers vectorize this division, but not that of integers. In 64 bits it is exact.
+  // Compilers vectorize the division of doubles, but not that of integers. The floor of the quotient is exact, because
+  // both operands have at most 32 bits.
   return dividend - int32_t(std::floor(double(dividend) / double(divisor))) * divisor;
 #endif
 }

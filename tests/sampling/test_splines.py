@@ -16,7 +16,7 @@ from tests.helpers.slow import slow_unless
 SCIPY_MODES = {name: name for name in ("constant", "grid-constant", "nearest", "mirror", "reflect")} | {
     "wrap": "grid-wrap"
 }
-SHAPES = [(1,), (40,), (35, 33), (24, 27, 25)]
+SHAPES = [(1,), (2,), (40,), (5, 33), (24, 27, 25)]
 ORDERS = [2, 3, 4, 5]
 
 
@@ -32,11 +32,11 @@ def problem(shape):
 
 
 @pytest.mark.parametrize("mode", SCIPY_MODES)
-@pytest.mark.parametrize(
-    "shape, order",
-    [slow_unless(order in (3, 4) and len(shape) < 3, shape, order) for shape in SHAPES for order in ORDERS],
-)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("shape", [slow_unless(shape in ((2,), (5, 33)), shape) for shape in SHAPES])
 def test_scipy(shape, order, mode, x64):
+    if mode == "reflect" and 1 < min(shape) < 15:
+        pytest.skip("SciPy's splines do not pass through the pixels of short axes")
     image, coordinates = problem(shape)
     options = {"order": order, "cval": 1.5}
     expected = scipy.ndimage.map_coordinates(image, coordinates, mode=SCIPY_MODES[mode], **options)
@@ -44,14 +44,39 @@ def test_scipy(shape, order, mode, x64):
     assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_float32_far_from_the_first_pixel(backend):
+    """The error is that of a coordinate in float32."""
+    image = np.random.default_rng(4).normal(size=5000).astype("float32")
+    at = np.random.default_rng(5).uniform(4000, 4999, 500).astype("float32")
+    found = jax_dcn.map_coordinates(image, [at], 3, "mirror", backend=backend)
+    assert_allclose(found, scipy.ndimage.map_coordinates(image, [at], order=3, mode="mirror"), rtol=0, atol=3e-3)
+
+
+def test_integers():
+    """Splines overshoot, so they are clipped. Coordinates of 8 bits do not overflow."""
+    image = np.repeat(np.array([0, 255], np.uint8), 5)
+    at = np.linspace(0, 9, 50)
+    found = jax_dcn.map_coordinates(image, [at], 3, "mirror")
+    expected = scipy.ndimage.map_coordinates(image.astype(float), [at], order=3, mode="mirror")
+    assert expected.min() < -20 and expected.max() > 275
+    assert_allclose(found, expected.round().clip(0, 255))
+    found = jax_dcn.map_coordinates(np.arange(300.0), [np.array([254, 255], np.uint8)], 1, cval=-1.0)
+    assert_allclose(found, [254, 255])
+
+
+def test_no_pixels():
+    with pytest.raises(ValueError, match=r"input must have pixels along each axis for order=3, got shape \(0, 4\)"):
+        jax_dcn.map_coordinates(np.zeros((0, 4)), [np.zeros(2)] * 2, 3)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_reflect_passes_through_the_pixels_of_a_short_axis(size, x64):
-    """In SciPy it does not: the start of its recursion reads a sum that it has already changed."""
+    """In SciPy 1.17 it does not: the start of its recursion reads a sum that it has already changed."""
     image = np.random.default_rng(1).normal(size=size)
     at = np.arange(-size, 2 * size)
     found = jax_dcn.map_coordinates(image, [at], 5, "reflect")
     assert_allclose(found, np.concatenate([image[::-1], image, image[::-1]]), atol=1e-13)
-    assert np.abs(scipy.ndimage.map_coordinates(image, [at], order=5, mode="reflect") - found).max() > 1e-6
 
 
 @pytest.mark.parametrize(

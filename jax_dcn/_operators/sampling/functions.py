@@ -162,13 +162,15 @@ def map_coordinates(
         "mirror"          c b  | a b c d | c b
         "reflect"         b a  | a b c d | d c
 
-    With orders 0 and 1, "constant" and "grid-constant" are the same. With splines, "constant" mirrors the pixels, as
-    SciPy does, and every point outside the centres of the outermost pixels is cval; "grid-constant" is as above.
+    "grid-constant" is the same as "constant" with orders 0 and 1. With splines, "constant" mirrors the pixels, as SciPy
+    does, and every point outside the centres of the outermost pixels is cval.
 
-    Derivatives exist to any order, in forward and reverse mode; where a coordinate is an integer, they are right-hand
-    ones. A NaN coordinate makes the sample NaN; an infinite one, or one of 2**30 and more with "wrap", "mirror" or
-    "reflect", gives zero, the cval of "constant" and the outermost pixel of "nearest". Splines need
-    a copy of `input` in float32 or wider, and the prefilter spreads a pixel that is not finite over its neighbours.
+    Derivatives exist to any order, in forward and reverse mode. Where a coordinate is an integer, those of order 1 are
+    right-hand ones. A NaN coordinate makes the sample NaN. An infinite one, or one of 2**30 and more with "wrap",
+    "mirror" or "reflect", gives zero, the cval of "constant" and "grid-constant", and the outermost pixel of "nearest".
+    Splines need a copy of `input` in float32 or wider, and the prefilter spreads a pixel that is not finite over its
+    neighbours. Their error in float32 grows with the position, as the spacing of float32 coordinates does:
+    docs/sampling.md has numbers.
 
     Args:
       input: [batch, sizes] or [batch, sizes, channels], with no batch by default, and one to three sizes; floats,
@@ -236,9 +238,13 @@ def _of_floats(
     if not jnp.issubdtype(x.dtype, jnp.floating):
         wide = x.astype(jnp.result_type(float))
         sampled = _of_floats(wide, coordinates, order, mode, jnp.asarray(cval, x.dtype).astype(wide.dtype), backend)
-        return lax.round(sampled).astype(x.dtype)
+        limits = jnp.iinfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else None  # which splines may exceed
+        rounded = lax.round(sampled)
+        return (jnp.clip(rounded, limits.min, limits.max) if limits else rounded).astype(x.dtype)
     x = _validation.array("input", x)
     if order in SPLINE_ORDERS:
+        if 0 in x.shape[: len(coordinates)]:
+            raise ValueError(f"input must have pixels along each axis for order={order}, got shape {x.shape[:-1]}")
 
         def sample(found: jax.Array, positions: list[jax.Array], outside: Outside) -> jax.Array:
             return _sample(canonicalize_coordinates(found, positions, order=1, outside=outside), backend)
@@ -256,7 +262,8 @@ def _of_floats(
 def _shifted(coordinate: jax.Array, order: int) -> jax.Array:
     """The coordinate of the same pixels in an image with one more in front."""
     rounds = order == 0 and jnp.issubdtype(coordinate.dtype, jnp.floating)
-    return (lax.round(coordinate, lax.RoundingMethod.AWAY_FROM_ZERO) if rounds else coordinate) + 1
+    rounded = lax.round(coordinate, lax.RoundingMethod.AWAY_FROM_ZERO) if rounds else coordinate
+    return rounded + jnp.int32(1)  # not in 8 bits
 
 
 def _sample_as(call: CanonicalCall, x: ArrayLike, data_format: DataFormat | None, backend: Any) -> jax.Array:

@@ -24,7 +24,7 @@ PERIOD = 256  # samples of the impulse response, which has decreased below the p
 BLOCK = 64  # pixels of a row that are filtered together
 PADDING = 12  # pixels around an image that SciPy filters for "nearest" and "grid-constant"
 
-# How jnp.pad continues an image for the prefilter, and what stands for coefficients outside.
+# The mode of jnp.pad that extends an image for the prefilter, and the rule for coefficients outside the image.
 EXTENSIONS: dict[str, tuple[str, Outside]] = {
     "constant": ("reflect", "mirror"),
     "grid-constant": ("reflect", "zero"),
@@ -36,9 +36,9 @@ EXTENSIONS: dict[str, tuple[str, Outside]] = {
 
 
 def coefficients(x: jax.Array, order: int, axes: int, extension: str) -> jax.Array:
-    """The coefficients of the spline through the pixels of x [*sizes, channels], which jnp.pad continues."""
+    """The coefficients of the spline through the pixels of x [*sizes, channels]. extension: the mode of jnp.pad."""
     half = _impulse_response(order)
-    half = half[np.abs(half) > jnp.finfo(x.dtype).eps / 8]
+    half = half[: np.argmax(np.abs(half) < jnp.finfo(x.dtype).eps / 8)]
     reach = len(half) - 1
     # BLOCK pixels are a product with a band matrix, which is faster than a filter of one pixel.
     band = np.zeros((BLOCK, 1, BLOCK + 2 * reach))
@@ -88,16 +88,19 @@ def _weights(order: int) -> np.ndarray:
 
 
 def pairs(coordinate: jax.Array, order: int) -> list[tuple[jax.Array, jax.Array]]:
-    """The positions and the weights of the linear samples along an axis that a spline consists of."""
+    """The linear samples along one axis whose weighted sum is the spline: their positions and weights."""
     middle = lax.stop_gradient(jnp.floor(coordinate if order % 2 else coordinate + 0.5))
     distance = jnp.where(jnp.isinf(coordinate), 0, coordinate - middle)
     # Not jnp.polyval, whose loop keeps XLA from computing all of this in one pass.
     weights = [functools.reduce(lambda sum, power: sum * distance + float(power), one) for one in _weights(order)]
     first = middle - order // 2
-    found = [
-        (first + tap + weights[tap + 1] / (weights[tap] + weights[tap + 1]), weights[tap] + weights[tap + 1])
-        for tap in range(0, order, 2)
-    ]
+    found = []
+    for tap in range(0, order, 2):
+        pixel, weight = first + tap, weights[tap] + weights[tap + 1]
+        position = pixel + weights[tap + 1] / weight
+        # A position that is rounded up to the next pixel would have the derivative of the next two coefficients.
+        below = lax.stop_gradient(jnp.minimum(position, jnp.nextafter(pixel + 1, -jnp.inf)) - position)
+        found.append((position + jnp.where(jnp.isinf(position), 0, below), weight))
     return found if order % 2 else [*found, (first + order, weights[order])]
 
 
