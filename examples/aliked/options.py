@@ -14,8 +14,9 @@ from .weights import MODELS, load, published
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the model and its images."""
     add = parser.add_argument
-    add("--model", choices=MODELS, default="aliked-n16", help="the published weights (%(default)s)")
-    add("--weights", type=Path, help="a file of weights, in place of the published ones")
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument("--model", choices=MODELS, default="aliked-n16", help="the published weights (%(default)s)")
+    weights.add_argument("--weights", type=Path, help="a file of weights, in place of the published ones")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="in which layers compute (%(default)s)")
     size_help = f"of the images into which photographs are fitted, multiples of {STRIDE} (%(default)s)"
     add("--size", type=side, nargs=2, metavar=("HEIGHT", "WIDTH"), default=SIZE, help=size_help)

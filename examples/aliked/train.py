@@ -7,6 +7,7 @@ python -m examples.aliked.train ... --resume                 # continue a run th
 It writes OUT/model.npz, with the names of the published weights: `--weights` of `python -m examples.aliked` takes it.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -168,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "SHA-256 of the weights": digest(weights_of(options)),
                     "dtype": options.dtype,
                     "size": size,
+                    "photographs": hashlib.sha256("\n".join(path.name for path in paths).encode()).hexdigest()[:16],
                     "images": str(options.folder.resolve()),
                 },
                 changeable=["images"],  # the folder may have moved

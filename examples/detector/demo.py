@@ -10,8 +10,10 @@ from pathlib import Path
 import jax
 from matplotlib.figure import Figure
 
-from examples.library.checkpoints import locked
+from examples.library.checkpoints import StartError, locked
 from examples.library.command_line import Parser
+from examples.library.files import replaced
+from examples.library.objects import check_picture
 
 from . import evaluate, losses, rfcn, scenes
 from .model import Detector, detect
@@ -29,27 +31,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="training steps (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=4, help="scenes in a step (%(default)s)")
     parser.add_argument("--validation-images", type=int, default=160, help="scenes to score (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("out/demo.png"), help="the picture (%(default)s)")
+    parser.add_argument("--out", type=Path, help="the picture (out/demo.png, and out/rfcn.png of R-FCN)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoints of an interrupted run")
     parser.add_argument("--rfcn", action="store_true", help="train R-FCN in place of the anchor-free detector")
     options = parser.parse_args(arguments)
+    for name in ("steps", "batch_size", "validation_images"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
+    out = options.out or Path("out", "rfcn.png" if options.rfcn else "demo.png")
+    check_picture(parser, "--out", out)
     make, loss = (rfcn.RFCN, rfcn.loss) if options.rfcn else (Detector, losses.loss)
     model = make(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
     recipe = Recipe(options.steps, options.batch_size)
-    folder = options.out.with_suffix("")
-    with locked(folder):
-        again = {"resume": options.resume, "overwrite": True}
-        finished = train(model, loss, recipe, folder / "checkpoints", devices=jax.devices()[:1], **again)
+    folder = out.with_suffix("")
+    again = {"resume": options.resume, "overwrite": True, "settings": {"rfcn": options.rfcn}}
+    try:
+        with locked(folder):
+            finished = train(model, loss, recipe, folder / "checkpoints", devices=jax.devices()[:1], **again)
+    except (StartError, OSError) as error:
+        parser.error(str(error))
     params = jax.device_get(finished.state.params)
     print("Detecting digits in scenes that the training has not shown: a few seconds")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     found = [jax.device_get(detect(model, params, batch.images)) for batch in truth]
     scores = evaluate.average_precision(truth, found)
     print(", ".join(f"{name} {100 * scores[name]:.1f} %" for name in ("AP", "AP50", "AP75")))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(options.out, model, params)
-    print(f"The picture {options.out} shows detections, and where the deformable layers sample.")
+    with replaced(out) as file:
+        draw(file, model, params)
+    print(f"The picture {out} shows detections, and where the deformable layers sample.")
 
 
 def draw(path: Path, model: Detector, params: dict) -> None:

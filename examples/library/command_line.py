@@ -56,12 +56,12 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _connect(self, places: Sequence[str]) -> None:
-        if len(places) not in (0, 3):
+        if len(places) not in (0, 3) or (places and ":" not in places[0]):
             self.error("--distributed takes HOST:PORT, the number of processes and the number of this one, or nothing")
         timeouts = {f"{what}_timeout_seconds": TIMEOUT_SECONDS for what in ("heartbeat", "shutdown")}
         try:
             jax.distributed.initialize(*places[:1], *map(int, places[1:]), **timeouts)
-        except ValueError as error:
+        except (RuntimeError, ValueError) as error:
             self.error(f"--distributed {' '.join(places)}: {error}")
         if jax.process_index() > 0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

