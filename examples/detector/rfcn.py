@@ -1,8 +1,8 @@
 """R-FCN (Dai et al., arXiv 1605.06409) with deformable pooling: position-sensitive maps classify proposed regions.
 
-Each map scores one part of one class, such as the top left of a 7. Bin (i, j) of a region averages the maps of its part,
-and the score of a class is the mean over its bins. Deformable pooling (arXiv 1703.06211) shifts each bin. The anchor-free
-head, with one class, proposes the regions.
+Each map scores one part of one class, such as the top left of a 7. Bin (i, j) of a region averages the maps of its
+part, and the score of a class is the mean over its bins. Deformable pooling (arXiv 1703.06211) shifts each bin. The
+anchor-free head, with one class, proposes the regions.
 """
 
 from typing import NamedTuple
