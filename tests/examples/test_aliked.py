@@ -1,6 +1,5 @@
 """ALIKED and LightGlue in Flax, beside their authors' code and weights where these are installed."""
 
-import doctest
 import functools
 import json
 import pathlib
@@ -19,8 +18,6 @@ from examples.aliked import (
     LightGlue,
     extract,
     homographies,
-    images,
-    keypoints,
     lightglue,
     load,
     load_lightglue,
@@ -210,12 +207,6 @@ def of_two_views(name, count):
     both = [np.stack(pair) for pair in zip((pixels, mask), warp(pixels, mask, homography), strict=True)]
     found, _ = extract(model, variables, *both, 0.0, count=count)
     return [np.array(one) for one in (found.points.positions, found.descriptors, found.points.valid)], homography
-
-
-@pytest.mark.parametrize("module", [homographies, images, keypoints, lightglue])
-def test_docstrings(module):
-    failed, attempted = doctest.testmod(module)
-    assert attempted and not failed
 
 
 @pytest.fixture(scope="module")

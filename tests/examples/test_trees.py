@@ -1,6 +1,5 @@
 """The data set of trees: from photographs that are made here, and from the package's where it is installed."""
 
-import doctest
 import itertools
 import json
 
@@ -65,10 +64,6 @@ def test_what_is_refused(package, tmp_path, capsys):
             trees.main([str(tmp_path / "set")])
         found = capsys.readouterr().err
         assert message in found and f"{name}.xml does not fit" in found
-
-
-def test_examples():
-    assert doctest.testmod(trees).failed == 0
 
 
 @pytest.mark.slow
