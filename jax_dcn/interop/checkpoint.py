@@ -99,7 +99,7 @@ def _reading(path: Path, writer: str) -> Iterator[None]:
     """Raises ValueError for every error of a reader, and a damaged file may cause any, but for what the system says."""
     try:
         yield
-    except (FileNotFoundError, PermissionError, IsADirectoryError, MemoryError, Unreadable):
+    except (FileNotFoundError, PermissionError, IsADirectoryError, Unreadable):
         raise
     except Exception as error:
         raise ValueError(
