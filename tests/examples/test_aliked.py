@@ -321,40 +321,37 @@ def test_commands(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "command, message",
+    "run, command, message",
     [
-        ("", "two photographs, one folder, or --warp"),
-        ("FOLDER/photos/a.png", "must be a folder, got"),
-        ("FOLDER/photos FOLDER/photos --out FOLDER/photos", "--out must be none of the photographs"),
-        ("FOLDER/photos --threshold 20", "--threshold must be between 0 and 1, got 20"),
-        ("FOLDER/photos --model aliked-t16 --weights FOLDER/small.npz", "not allowed with argument --model"),
-        ("FOLDER/photos/a.png FOLDER/photos/b.png --out matches", "--out must end in .png"),
-        ("FOLDER/photos --views 3", "--views must be given with --warp"),
-        ("FOLDER/photos --matcher nearest", "--matcher must not be given with a folder"),
-        ("--warp FOLDER/photos/a.png --out matches.png", "--out must not be given with --warp"),
-        ("--warp FOLDER/photos/a.png --views 0", "--count and --views must be positive, got 1024 and 0"),
-        ("--warp FOLDER/photos/a.png --weights FOLDER/small.npz --matcher lightglue", "--matcher must be nearest"),
-        ("--warp FOLDER/photos/a.png --weights FOLDER/none.npz", "none.npz"),
+        (main, "", "two photographs, one folder, or --warp"),
+        (main, "FOLDER/photos/a.png", "must be a folder, got"),
+        (main, "FOLDER/photos FOLDER/photos --out FOLDER/photos", "--out must be none of the photographs"),
+        (main, "FOLDER/photos --threshold 20", "--threshold must be between 0 and 1, got 20"),
+        (main, "FOLDER/photos --model aliked-t16 --weights FOLDER/small.npz", "not allowed with argument --model"),
+        (main, "FOLDER/photos/a.png FOLDER/photos/b.png --out matches", "--out must end in .png"),
+        (main, "FOLDER/photos --views 3", "--views must be given with --warp"),
+        (main, "FOLDER/photos --matcher nearest", "--matcher must not be given with a folder"),
+        (main, "--warp FOLDER/photos/a.png --out matches.png", "--out must not be given with --warp"),
+        (main, "--warp FOLDER/photos/a.png --views 0", "--count and --views must be positive, got 1024 and 0"),
+        (
+            main,
+            "--warp FOLDER/photos/a.png --weights FOLDER/small.npz --matcher lightglue",
+            "--matcher must be nearest",
+        ),
+        (main, "--warp FOLDER/photos/a.png --weights FOLDER/none.npz", "none.npz"),
+        (train, "FOLDER/small.npz", "must be one, got"),
+        (train, "FOLDER/photos --batch-size 0", "--batch-size must be positive, got 0"),
+        (train, "FOLDER/photos --resume --overwrite", "only one of --resume and --overwrite"),
+        (
+            train,
+            "FOLDER/photos --out FOLDER --overwrite --weights FOLDER/model.npz",
+            "--weights must not be what --overwrite",
+        ),
     ],
 )
-def test_what_a_command_refuses(command, message, folder, capsys):
+def test_what_is_refused(run, command, message, folder, capsys):
     with pytest.raises(SystemExit):
-        main(command.replace("FOLDER", str(folder)).split())
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "command, message",
-    [
-        ("FOLDER/small.npz", "must be one, got"),
-        ("FOLDER/photos --batch-size 0", "--batch-size must be positive, got 0"),
-        ("FOLDER/photos --resume --overwrite", "only one of --resume and --overwrite"),
-        ("FOLDER/photos --out FOLDER --overwrite --weights FOLDER/model.npz", "--weights must not be what --overwrite"),
-    ],
-)
-def test_what_the_training_refuses(command, message, folder, capsys):
-    with pytest.raises(SystemExit):
-        train(command.replace("FOLDER", str(folder)).split())
+        run(command.replace("FOLDER", str(folder)).split())
     assert message in capsys.readouterr().err
 
 

