@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from examples.library.batches import ahead
 from examples.library.checkpoints import StartError, locked
 from examples.library.coco import ImageError
 from examples.library.command_line import Parser
 from examples.library.devices import fit_on
 from examples.library.files import digest
-from examples.library.loop import State, ahead, first_state, update
+from examples.library.loop import State, first_state, update
 from examples.library.objects import pictures
 from examples.library.options import add_recipe, checked_recipe
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
-from examples.library.loop import ahead
+from examples.library.batches import ahead
 
 Split = Literal["train", "validation"]
 

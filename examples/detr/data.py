@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,9 +11,9 @@ from PIL import Image
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import Dataset, in_turn, open_image, padded_count
+from examples.library.batches import ahead, filled_batches
+from examples.library.coco import Dataset, in_turn, open_image, padded_count, usable
 from examples.library.devices import own_rows
-from examples.library.loop import ahead, filled_batches
 
 from .images import LIMITS, SIDES, Preprocessor, padded, resized
 from .matching import Targets
@@ -33,7 +34,8 @@ class Loading:
     sizes: (height, width) of batches; each has a random one of them. objects: the first of an image that are kept, by
     default all. background: whether images without annotations are trained on. keeps_ratio: whether images are resized
     with their ratio and padded, as for Deformable DETR. augmented: whether the authors' augmentations are applied.
-    mirrors: whether images may be mirrored. resample: PIL's filter that resizes images to the size. workers: threads.
+    mirrors: whether images may be mirrored. resample: PIL's filter that resizes images to the size. workers: threads,
+    or processes. skips_damaged: as of `usable`.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -45,6 +47,8 @@ class Loading:
     mirrors: bool = True
     resample: int = Image.Resampling.BILINEAR
     workers: int = 2
+    processes: bool = False
+    skips_damaged: bool = False
     seed: int = 0
 
 
@@ -55,7 +59,19 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     """
     example_of, rows = in_turn(dataset, loading.seed, loading.background), own_rows(loading.batch_size)
 
-    def example(image, seed, size):
+    def job(step):
+        choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
+        chosen = [example_of(step * loading.batch_size + row) for row in range(loading.batch_size)]
+        return dataset.part(image for image, _ in chosen), chosen, rows, loading.sizes[choice]
+
+    return ahead(partial(_training_batch, loading), map(job, steps), loading.workers, loading.processes)
+
+
+def _training_batch(loading, job):
+    """The rows of a batch: the images and seeds chosen for it, from the part of the data that has them."""
+    dataset, chosen, rows, size = job
+
+    def example(image, seed):
         found, rng = load(dataset, image, loading.objects), np.random.default_rng(seed)
         if loading.augmented:
             found = augmented(found, rng, loading.keeps_ratio)
@@ -63,13 +79,8 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
             found = augment.mirror(found, rng)
         return fitted(found, size, loading)
 
-    def batch(step):
-        choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
-        chosen = [example_of(step * loading.batch_size + row) for row in range(loading.batch_size)]
-        most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
-        return batched([example(*chosen[row], loading.sizes[choice]) for row in rows], most)
-
-    return ahead(batch, steps, loading.workers)
+    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
+    return batched([usable(example, chosen, row, loading.skips_damaged) for row in rows], most)
 
 
 def evaluation_batches(

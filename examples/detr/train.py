@@ -132,6 +132,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         mirrors=not options.no_mirror,
         resample=checkpoint.processor.resample,
         workers=options.workers,
+        processes=options.processes,
+        skips_damaged=options.skip_damaged,
         seed=options.recipe.seed,
     )
     options.inputs = dataset, validation, checkpoint

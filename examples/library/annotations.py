@@ -5,8 +5,9 @@ docs/annotations.md explains the table of the fields, `FIELDS`.
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,8 @@ FIELDS = {
         "ignore": FLAG,
     },
 }
+UNIQUE = {"images": ["id"], "categories": ["id", "name"], "annotations": ["id"]}
+Numbers = defaultdict[tuple[str, str], dict[int | str, int]]  # of entries, by the list, a field and its value
 # Other fields of COCO's own files. They say nothing of objects, or, as a `segmentation`, only of masks.
 OF_COCO = {
     "the file": {"info", "licenses", *FIELDS},
@@ -98,22 +101,21 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
 
     Raises ValueError that names the file, the entry, the field, its value and what it must be.
     """
-    content = read_json(path)
-    entries = {kind: _entries(path, content, kind) for kind in FIELDS}
-    found = {kind: [_checked(entry, FIELDS[kind]) for entry in entries[kind]] for kind in FIELDS}
-    for image in found["images"]:
-        image["is_background"] = True
-    ids = {kind: _numbers(entries[kind], "id") for kind in FIELDS}
-    _numbers(entries["categories"], "name")
+    content = read_json(path, None if masks else _without_segmentation)
     unusual: Counter[str] = Counter()
-    seen = set()
+    unused: Counter[str] = Counter()
+    numbers: Numbers = defaultdict(dict)
+    entries = partial(_entries, path, content, numbers, unused)
+    images = [image | {"is_background": True} for _, image in entries("images")]
+    categories = [category for _, category in entries("categories")]
     annotations = []
-    for entry, annotation in zip(entries["annotations"], found["annotations"], strict=True):
+    seen = set()
+    for entry, annotation in entries("annotations"):
         for field, kind in (("image_id", "images"), ("category_id", "categories")):
-            if annotation[field] not in ids[kind]:
+            if annotation[field] not in numbers[kind, "id"]:
                 raise entry.error(field, f"an id of {kind}")
-            annotation[field] = ids[kind][annotation[field]]
-        image = found["images"][annotation["image_id"] - 1]
+            annotation[field] = numbers[kind, "id"][annotation[field]]
+        image = images[annotation["image_id"] - 1]
         image["is_background"], annotation["has_mask"] = False, bool(entry.value.get("segmentation"))
         if masks:
             annotation["segmentation"] = _segmentation(entry, annotation["iscrowd"], image, unusual)
@@ -135,24 +137,36 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
         annotations.append(annotation)
     if counts := _counted(unusual):
         logging.getLogger(__name__).warning("%s has %s. docs/annotations.md says what becomes of them.", path, counts)
-    values = {kind: [entry.value for entry in of_kind] for kind, of_kind in entries.items()}
-    if unused := _counted(_unused(values | {"the file": [content]})):
-        logging.getLogger(__name__).warning("%s has fields that are not used: %s.", path, unused)
-    numbered = {kind: [one | {"id": number} for number, one in enumerate(found[kind], 1)] for kind in FIELDS}
-    return numbered | {"annotations": annotations}
+    unused.update(_unused("the file", content))
+    if counts := _counted(unused):
+        logging.getLogger(__name__).warning("%s has fields that are not used: %s.", path, counts)
+    found = {"images": images, "categories": categories, "annotations": annotations}
+    for of_kind in found.values():
+        for number, one in enumerate(of_kind, 1):
+            one["id"] = number
+    return found
 
 
 def read_names(path: Path) -> list[str]:
     """The names of the categories in a file, in its order. Raises ValueError as `read`."""
-    entries = _entries(path, read_json(path), "categories")
-    for entry in entries:
-        _checked(entry, FIELDS["categories"])
-    for field in FIELDS["categories"]:
-        _numbers(entries, field)
-    return [entry.value["name"] for entry in entries]
+    entries = _entries(path, read_json(path), defaultdict(dict), Counter(), "categories")
+    return [category["name"] for _, category in entries]
 
 
-def _entries(path, content, kind):
+def _without_segmentation(content):
+    """An annotation that only says whether it has a mask: those of large files would take most of the memory."""
+    if "segmentation" in content:
+        content["segmentation"] = bool(content["segmentation"])
+    return content
+
+
+def _entries(
+    path: Path, content: Any, numbers: Numbers, unused: Counter[str], kind: str
+) -> Iterator[tuple[_Entry, dict[str, Any]]]:
+    """The entries of a list in a file, with the values of their fields. The list is emptied, to save memory.
+
+    Adds their numbers, from 1, by the values of fields that must be different in all, and counts fields without use.
+    """
     values = content.get(kind) if isinstance(content, Mapping) else None
     if not values or not isinstance(values, list):
         got = f"{kind}: {shortened(values)}" if values is not None else listed(list(content), most=8)
@@ -160,28 +174,31 @@ def _entries(path, content, kind):
     for number, value in enumerate(values):
         if not isinstance(value, Mapping):
             raise ValueError(f"{kind}[{number}] in {path} must be an object, got {shortened(value)}")
-    return [_Entry(path, kind, number, value) for number, value in enumerate(values)]
+        entry = _Entry(path, kind, number, value)
+        found = _checked(entry)
+        for field in UNIQUE[kind]:
+            first = numbers[kind, field].setdefault(value[field], number + 1) - 1
+            if first != number:
+                raise entry.error(field, f"different from that of {kind}[{first}]")
+        unused.update(_unused(kind, value))
+        values[number] = None
+        yield entry, found
 
 
-def _unused(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Counter[str]:
-    """How many entries say something in each field that is not used, without those of COCO's own files."""
-    return Counter(
-        f"{field} of {kind}"
-        for kind, of_kind in entries.items()
-        for entry in of_kind
-        for field, value in entry.items()
-        if field not in OF_COCO[kind] and field not in FIELDS.get(kind, ()) and value not in (None, "", [], {})
-    )
+def _unused(kind: str, entry: Mapping[str, Any]) -> list[str]:
+    """The fields of an entry that say something and are not used, without those of COCO's own files."""
+    others = entry.keys() - OF_COCO[kind] - FIELDS.get(kind, {}).keys()
+    return [f"{field} of {kind}" for field in entry if field in others and entry[field] not in (None, "", [], {})]
 
 
 def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{what} ({count})" for what, count in counts.items() if count)
 
 
-def _checked(entry: _Entry, fields: Mapping[str, Field]) -> dict[str, Any]:
+def _checked(entry: _Entry) -> dict[str, Any]:
     """The values of the fields."""
     found = {}
-    for name, field in fields.items():
+    for name, field in FIELDS[entry.kind].items():
         value = entry.value.get(name)
         if value is None and field.default is not REQUIRED:
             value = field.default
@@ -189,16 +206,6 @@ def _checked(entry: _Entry, fields: Mapping[str, Field]) -> dict[str, Any]:
             raise entry.error(name, field.must_be)
         found[name] = value
     return found
-
-
-def _numbers(entries: Sequence[_Entry], field: str) -> dict[int | str, int]:
-    """The numbers of the entries, from 1, by the value of a field, which must be different in all."""
-    numbers: dict[int | str, int] = {}
-    for entry in entries:
-        first = numbers.setdefault(entry.value[field], entry.number + 1) - 1
-        if first != entry.number:
-            raise entry.error(field, f"different from that of {entry.kind}[{first}]")
-    return numbers
 
 
 def _corners(annotation, image, unusual):

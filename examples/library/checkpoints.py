@@ -1,4 +1,4 @@
-"""The checkpoints of a training: its newest state, all that its steps measured, and the scores of its evaluations.
+"""The checkpoints of a training: its newest state, its settings, and the scores of its evaluations.
 
 Also the lock of the folder that a run writes to.
 """
@@ -82,11 +82,15 @@ class Checkpoints:
         """What --resume does when a run has ended early."""
         return f"Step {self.step} is saved. Continue with --resume." if self.step else "No step is saved."
 
-    def restore(self, like: Any) -> tuple[Any, list[dict[str, float]], Scores]:
-        """The state, the history and the scores. Prints changed settings; raises StartError if one must not change."""
-        log = self._manager.restore(self.step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
-        for name in sorted(log["settings"] | self._settings, key=lambda name: name in self._changeable):
-            saved, asked = (settings.get(name, "nothing") for settings in (log["settings"], self._settings))
+    def restore(self, like: Any) -> tuple[Any, int, Scores]:
+        """The state, the number of its steps, and the scores.
+
+        Prints settings that have changed, and raises StartError if one of them must not change.
+        """
+        items = ocp.args.Composite(settings=ocp.args.JsonRestore())
+        before = self._manager.restore(self.step, args=items).settings
+        for name in sorted(before | self._settings, key=lambda name: name in self._changeable):
+            saved, asked = (settings.get(name, "nothing") for settings in (before, self._settings))
             if name not in self._changeable and saved != asked:
                 raise StartError(f"{name} must be {saved} to go on from {self._manager.directory}, got {asked}")
             if saved != asked:
@@ -96,7 +100,7 @@ class Checkpoints:
         scores = json.loads(self._scores.read_text()) if self._scores.exists() else {}
         for found in scores.values():
             found |= {name: math.nan for name, value in found.items() if value is None}
-        return state, log["history"], scores
+        return state, self.step, scores
 
     def clear(self) -> None:
         """Deletes all checkpoints and scores."""
@@ -105,21 +109,20 @@ class Checkpoints:
         if jax.process_index() == 0:
             self._scores.unlink(missing_ok=True)
 
-    def save(self, state: Any, history: Sequence[Mapping[str, float]]) -> None:
-        """Saves a state and its history, if it is not yet saved. Ends the program if the state is not finite."""
-        if (self.step or 0) == len(history):
+    def save(self, state: Any, steps: int) -> None:
+        """Saves a state after these steps, if it is not yet saved. Ends the program if the state is not finite."""
+        if (self.step or 0) == steps:
             return
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if not np.isfinite(jax.device_get(leaf)).all():
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
-                message = f"The state after step {len(history)} is not finite in {name}, and is not saved."
+                message = f"The state after step {steps} is not finite in {name}, and is not saved."
                 raise SystemExit(f"{message} {self.resumption}")
-        log = {"settings": self._settings, "history": history}
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(log))
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), settings=ocp.args.JsonSave(self._settings))
         try:
-            self._manager.save(len(history), args=items, force=True)
+            self._manager.save(steps, args=items, force=True)
         except (OSError, ValueError) as error:  # the latter from the library that writes arrays
-            raise SaveError(f"step {len(history)} cannot be saved: {error}") from error
+            raise SaveError(f"step {steps} cannot be saved: {error}") from error
 
     def save_scores(self, scores: Scores) -> None:
         """Saves the scores of all evaluations."""

@@ -4,10 +4,10 @@ import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -18,6 +18,7 @@ from . import classes, precision
 from .annotations import read as read_annotations
 from .files import listed
 
+Example = TypeVar("Example")
 MIN_IS_WHITE, UNSPECIFIED = 0, 0  # values of PHOTOMETRIC_INTERPRETATION and EXTRASAMPLES
 NAMED: dict[str, Path] = {}  # the images that `_name_first` has logged, by what it says of them
 
@@ -76,6 +77,13 @@ class Dataset(NamedTuple):
     def objects(self, image: int, most: int | None = None) -> list[dict[str, Any]]:
         """The annotations of an image to train on, which have "corners", or the first of them."""
         return [one for one in self.annotations.imgToAnns.get(image, []) if one["corners"]][:most]
+
+    def part(self, images: Iterable[int]) -> "Dataset":
+        """What `open_image`, `objects` and masks need of these images, which other processes get."""
+        part = COCO()
+        part.imgs = {image: self.annotations.imgs[image] for image in images}
+        part.imgToAnns = {image: self.annotations.imgToAnns.get(image, []) for image in part.imgs}
+        return self._replace(annotations=part)
 
     def labels(self, objects: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The classes of objects, int32 [n]."""
@@ -156,6 +164,34 @@ def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[
         return int(images[order(epoch)[place]]), (seed, epoch, place)
 
     return example
+
+
+def usable(
+    load: Callable[[int, tuple[int, ...]], Example],
+    chosen: Sequence[tuple[int, tuple[int, ...]]],
+    row: int,
+    skips: bool,
+) -> Example:
+    """What `load` makes of the image and the seed in a row of those chosen for a batch.
+
+    skips: whether an image that cannot be used is named once, and replaced by the next one of the batch that can.
+    Otherwise, or if there is none, ImageError is raised.
+    """
+    for one in (*chosen[row:], *chosen[:row]):
+        try:
+            return load(*one)
+        except ImageError as error:
+            if not skips:
+                error.add_note("--skip-damaged trains on the other images.")
+                raise
+            _name_damaged(str(error))
+            last = error
+    raise last
+
+
+@cache
+def _name_damaged(message):
+    logging.getLogger(__name__).warning("%s; it is not trained on", message)
 
 
 def padded_count(objects: int) -> int:

@@ -15,10 +15,11 @@ def draw(path: Path, run: Run, names: Sequence[str]) -> None:
     """Writes a picture of the loss of each step, with its moving mean, and of these scores by the number of steps."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot(run.losses, linewidth=0.4, alpha=0.4, color="tab:blue")
-    width = min(SMOOTHED, len(run.losses))
-    mean = np.convolve(run.losses, np.ones(width) / width, mode="valid")
-    left.plot(np.arange(width - 1, len(run.losses)), mean, color="tab:blue")
+    steps, losses = run.log.column("step"), run.losses
+    left.plot(steps, losses, linewidth=0.4, alpha=0.4, color="tab:blue")
+    width = min(SMOOTHED, len(losses))
+    mean = np.convolve(losses, np.ones(width) / width, mode="valid")
+    left.plot(steps[width - 1 :], mean, color="tab:blue")
     left.set(xlabel="step", ylabel="loss", yscale="log")
     for name in names:
         steps = [int(step) for step in run.scores]

@@ -12,7 +12,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .loop import Run, Start, StartError, fit, own_share
+from .batches import own_share
+from .loop import Run, Start, StartError, fit
 
 
 def fit_on(

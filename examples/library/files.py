@@ -78,11 +78,22 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} must be a text in UTF-8: {error}") from error
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file contains. Raises ValueError, which names the file, if it is none, or repeats a name."""
+def read_json(path: Path, change: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """What a JSON file contains; change: what becomes of each object, by default the object.
+
+    Raises ValueError, which names the file, if it is none, or repeats a name in an object.
+    """
+
+    def made(pairs):
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in an object")
+        return change(content) if change else content
+
     text = read_text(path)
     try:
-        return json.loads(text, object_pairs_hook=_without_repetition)
+        return json.loads(text, object_pairs_hook=made)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
 
@@ -92,14 +103,6 @@ def read_object(path: Path) -> dict[str, Any]:
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be an object of JSON, got {shortened(content)}")
-    return content
-
-
-def _without_repetition(pairs):
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in an object")
     return content
 
 

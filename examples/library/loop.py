@@ -4,29 +4,26 @@ import contextlib
 import math
 import signal
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jax.experimental import multihost_utils
-from tqdm import tqdm
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from .checkpoints import Checkpoints, SaveError, Scores, StartError
-from .files import delete, to_json
+from .files import delete
+from .measurements import Log, Measurements
 
-Batch, Step = TypeVar("Batch"), TypeVar("Step")
 # What a run that is resumed may have changed; a recipe can name more as its `changeable`.
 CHANGEABLE = ("checkpoint_every",)
+BEHIND = 2  # steps that have been started while what the one before them measured is fetched
 
 
 @struct.dataclass
@@ -53,30 +50,17 @@ def update(
 
 
 class Run(NamedTuple):
-    """A finished training: the last state and, of each step, all that it measured by name.
-
-    "milliseconds" is the wall time of the step, and "waited" that before it, for its batch.
-    """
+    """A finished training: the last state, the number of its steps, the scores of evaluations, and its log."""
 
     state: Any
-    history: list[dict[str, float]]
+    steps: int
     scores: Scores
+    log: Log
 
     @property
     def losses(self) -> list[float]:
         """The loss of each step."""
-        return [step["loss"] for step in self.history]
-
-    @property
-    def milliseconds(self) -> list[float]:
-        """The wall time of each step."""
-        return [step["milliseconds"] for step in self.history]
-
-    @property
-    def waiting(self) -> float:
-        """The share of time in which the loop waited for data."""
-        waited = sum(step["waited"] for step in self.history)
-        return waited / max(waited + sum(self.milliseconds), 1e-9)
+        return self.log.column("loss")
 
 
 class Start(NamedTuple):
@@ -101,6 +85,7 @@ def fit(
     best: str | None = None,
     patience: int | None = None,
     log: Path | None = None,
+    tensorboard: Path | None = None,
     outputs: Sequence[Path] = (),
     stop_after: int | None = None,
     title: str = "training",
@@ -115,12 +100,13 @@ def fit(
     evaluate: takes a state, which has been saved, the number of its steps and all earlier scores; called every
     `recipe.evaluate_every` steps and after the last.
     patience: end the run when the score `best` has not risen for that many evaluations.
-    log: a file that gets what each step measured, one JSON object a line.
+    log: the file of the `Log`; by default log.jsonl in `directory`. tensorboard: a folder, as of `Log`.
     outputs: files and folders with the results of the run, which the caller writes.
     stop_after: stop after that many steps, like an interruption.
 
-    A checkpoint has finite numbers only, and stays until the next one is complete. Ctrl-C, SIGTERM and numbers that are
-    not finite end the run with SystemExit; its message, or a note of any other error, says what `resume` does then.
+    What a step measured is fetched while the next BEHIND steps run. A checkpoint has finite numbers only, and stays
+    until the next one is complete. Ctrl-C, SIGTERM and numbers that are not finite end the run with SystemExit; its
+    message, or a note of any other error, says what `resume` does then.
     """
     asked = asdict(recipe) | dict(settings or {})
     changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()), *changeable)
@@ -128,83 +114,75 @@ def fit(
         Checkpoints(directory, recipe.checkpoint_every, asked, changeable) as checkpoints,
         _interruption() as interrupted,
     ):
-        of_another_run = [path for path in (*outputs, *([log] if log and not resume else [])) if path.exists()]
+        log = log or directory / "log.jsonl"
+        of_another_run = [path for path in (*outputs, *(() if resume else (log,))) if path.exists()]
         if checkpoints.step is not None and resume:
-            state, history, scores = checkpoints.restore(start.shapes)
-            if len(history) > recipe.steps:
-                raise StartError(f"--steps must be at least the {len(history)} that are saved, got {recipe.steps}")
+            state, count, scores = checkpoints.restore(start.shapes)
+            if count > recipe.steps:
+                raise StartError(f"--steps must be at least the {count} that are saved, got {recipe.steps}")
         elif overwrite or (checkpoints.step is None and not of_another_run):
             if resume:
                 print(f"{directory} has no checkpoints; the run starts from its first step.")
             checkpoints.clear()
             for path in of_another_run if jax.process_index() == 0 else ():
                 delete(path)
-            state, history, scores = start.make(), [], {}
+            state, count, scores = start.make(), 0, {}
         elif checkpoints.step is not None:
             raise StartError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
         else:
             found = ", ".join(map(str, of_another_run))
             raise StartError(f"there are results of another run: {found}. Move or overwrite (--overwrite) them")
         last = min(recipe.steps, stop_after or recipe.steps)
-        remaining = range(len(history), last)
-        silent = jax.process_index() > 0
-        progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1, disable=silent)
-        log = None if silent else log
+        history = Log(log, count, tensorboard)
+        measurements = Measurements(
+            history, checkpoints, title, range(count, last), getattr(recipe, "batch_size", None)
+        )
+
+        def is_due():
+            return evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0)
 
         def is_exhausted():
             return patience is not None and evaluations_since_best(scores, best) >= patience
 
         def ends():
             """Saves and evaluates the state when it is time; returns whether the run ends with it."""
-            count = len(history)
-            is_due = evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0)
-            if is_due and str(count) not in scores and not interrupted():
-                checkpoints.save(state, history)
+            measurements.fetch(0)
+            stops = interrupted.agreed()
+            if is_due() and str(count) not in scores and not stops:
+                checkpoints.save(state, count)
                 scores[str(count)] = evaluate(state, count, dict(scores))
                 checkpoints.save_scores(scores)
-            stops = interrupted() or count >= last
+                history.draw(count, scores[str(count)])
+                stops = interrupted.agreed()
+            stops |= count >= last
             if stops or checkpoints.is_due(count):
-                checkpoints.save(state, history)
+                checkpoints.save(state, count)
+            measurements.restart()
             return stops or is_exhausted()
 
         try:
-            if log and (history or log.exists()):
-                _write_log(log, history, 1, "w")
-            is_over = bool(history) and ends()
-            waited_from = time.perf_counter()
-            for batch in () if is_over else batches(remaining):
-                began = time.perf_counter()
-                new_state, measured = step(state, batch)
-                found = {name: float(value) for name, value in jax.device_get(measured).items()}
-                ended = time.perf_counter()
-                found |= {"milliseconds": 1e3 * (ended - began), "waited": 1e3 * (began - waited_from)}
-                number = len(history) + 1
-                is_finite = all(map(math.isfinite, found.values()))
-                if is_finite:
-                    state = new_state
-                    history.append(found)
-                if log:
-                    _write_log(log, [found], number, "a")
-                if not is_finite:
-                    raise SystemExit(f"{_explosion(found, history)} {checkpoints.resumption}")
-                shown = {name: f"{found[name]:.3g}" for name in ("loss", "rate") if name in found}
-                progress.set_postfix(shown, refresh=False)
-                progress.update()
-                if ends():
+            is_over = count > 0 and ends()
+            for batch in () if is_over else measurements.timed(batches(range(count, last))):
+                state, measured = step(state, batch)
+                count += 1
+                measurements.add(count, measured, interrupted.flag())
+                is_point = is_due() or checkpoints.is_due(count) or count >= last
+                is_caught = jax.process_count() == 1 and interrupted.caught
+                if (is_point or is_caught or measurements.fetch(BEHIND)) and ends():
                     break
-                waited_from = time.perf_counter()
         except Exception as error:
             # Several processes can only save together.
             if jax.process_count() == 1 and not isinstance(error, SaveError):
                 with contextlib.suppress(Exception, SystemExit):  # also if the step has deleted its state
-                    checkpoints.save(state, history)
+                    measurements.fetch(0)
+                    checkpoints.save(state, count)
             error.add_note(checkpoints.resumption)
             raise
         finally:
-            progress.close()
-    if len(history) < last and not is_exhausted():
-        raise SystemExit(f"Interrupted after step {len(history)}, which is saved. Continue with --resume.")
-    return Run(state, history, scores)
+            measurements.close()
+    if count < last and not is_exhausted():
+        raise SystemExit(f"Interrupted after step {count}, which is saved. Continue with --resume.")
+    return Run(state, count, scores, history)
 
 
 def evaluations_since_best(scores: Scores, name: str) -> int:
@@ -217,84 +195,46 @@ def evaluations_since_best(scores: Scores, name: str) -> int:
     return len(found) - 1 - found.index(max(found)) if found else 0
 
 
-def ahead(make: Callable[[Step], Batch], steps: Iterable[Step], workers: int = 1) -> Iterator[Batch]:
-    """`make(step)` of all steps; threads prepare the next ones, up to two for each, while the caller uses the last."""
-    upcoming = iter(steps)
-    with ThreadPoolExecutor(workers) as pool:
-        waiting = deque(pool.submit(make, step) for step in islice(upcoming, 2 * workers))
-        try:
-            while waiting:
-                current = waiting.popleft().result()
-                waiting.extend(pool.submit(make, step) for step in islice(upcoming, 1))
-                yield current
-        finally:
-            for future in waiting:
-                future.cancel()
+class Interruption:
+    """Whether Ctrl-C or SIGTERM has come, to any of several processes, which call its methods together."""
+
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+
+    def flag(self) -> Any:
+        """A number that is positive if a signal has come; of several processes, an array that they compute together."""
+        if jax.process_count() == 1:
+            return len(self.caught)
+        devices = NamedSharding(jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,)), P("all"))
+        own = np.full(jax.local_device_count(), len(self.caught), np.int32)
+        return _largest(jax.make_array_from_process_local_data(devices, own))
+
+    def agreed(self) -> bool:
+        """Whether a signal has come."""
+        return bool(jax.device_get(self.flag()))
 
 
-def filled_batches(
-    ids: Sequence[int], size: int, load: Callable[[int], Any], stack: Callable[[list], Batch], workers: int
-) -> Iterator[tuple[Sequence[int], Batch]]:
-    """The ids that are this process's share, `own_share(size)` at a time, and what was loaded for them, stacked.
-
-    The last batch is filled up with copies of its first example.
-    """
-    ids, size = ids[jax.process_index() :: jax.process_count()], own_share(size)
-
-    def batch(number):
-        chosen = ids[number * size : (number + 1) * size]
-        found = [load(one) for one in chosen]
-        return chosen, stack(found + found[:1] * (size - len(found)))
-
-    return ahead(batch, range(-(-len(ids) // size)), workers)
-
-
-def own_share(size: int) -> int:
-    """How many of `size` images in a batch of an evaluation each process has, at least one."""
-    return max(size // jax.process_count(), 1)
-
-
-def _explosion(found, history):
-    """Which numbers of a step are not finite, and what they were in the step before."""
-    names = [name for name, value in found.items() if not math.isfinite(value)]
-
-    def listed(step):
-        return ", ".join(f"{name} {step[name]:.4g}" for name in names)
-
-    before = f" In step {len(history)} they were {listed(history[-1])}." if history else ""
-    return f"Step {len(history) + 1} measured numbers that are not finite: {listed(found)}.{before}"
-
-
-def _write_log(path, history, first, mode):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open(mode) as file:
-        file.writelines(to_json({"step": number, **step}) + "\n" for number, step in enumerate(history, first))
+@jax.jit
+def _largest(numbers):
+    return jnp.max(numbers)
 
 
 @contextlib.contextmanager
-def _interruption():
-    """Within it, the first Ctrl-C or SIGTERM only makes the yielded function return True; the second one acts as usual.
-
-    On several processes the function returns True on all of them, and all must call it together.
-    """
-    usual, caught = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}, []
+def _interruption() -> Iterator[Interruption]:
+    """Within it, the first Ctrl-C or SIGTERM is only caught; the second one acts as usual."""
+    usual, found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}, Interruption()
 
     def remember(number, _):
-        caught.append(number)
+        found.caught.append(number)
         signal.signal(number, usual[number])
 
-    def is_interrupted():
-        if jax.process_count() == 1:
-            return bool(caught)
-        return bool(multihost_utils.process_allgather(np.array(bool(caught))).any())
-
     if threading.current_thread() is not threading.main_thread():  # which alone receives signals
-        yield is_interrupted
+        yield found
         return
     try:
         for number in usual:
             signal.signal(number, remember)
-        yield is_interrupted
+        yield found
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)

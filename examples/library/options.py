@@ -1,6 +1,7 @@
 """The options that all commands share which train on images with annotations in the format of COCO."""
 
 import argparse
+import importlib.util
 import math
 import re
 from collections import Counter
@@ -49,7 +50,12 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="in which layers compute (%(default)s)")
     add("--devices", type=int, help="how many devices of each process share a batch; by default all")
     add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
+    add(
+        "--processes", action="store_true", help="load training images in processes instead, where threads are too slow"
+    )
+    add("--skip-damaged", action="store_true", help="name images that cannot be used, and train on the others")
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
+    add("--tensorboard", action="store_true", help="write losses and scores for TensorBoard, too")
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any; --steps may have grown")
     add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
     add("--steps", type=int, default=steps, help="%(default)s")
@@ -91,6 +97,8 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
         parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
     if options.devices and options.devices > jax.local_device_count():
         parser.error(f"--devices must be at most the {jax.local_device_count()} of a process, got {options.devices}")
+    if options.tensorboard and not importlib.util.find_spec("tensorboardX"):
+        parser.error("--tensorboard needs tensorboardX, which `pip install tensorboardX` installs")
     if options.evaluate_only and not (options.checkpoint and options.validation):
         parser.error("--evaluate-only needs --checkpoint and --validation")
     ignored = [name for name, value in vars(options).items() if value != parser.get_default(name)]

@@ -14,22 +14,22 @@ from pycocotools.cocoeval import COCOeval
 def indexed(content: dict[str, Any]) -> COCO:
     """The images, annotations and categories of a file in COCO's format, as pycocotools needs them.
 
-    Annotations get ids from 1, because pycocotools takes an object with the id 0 for one that was not found.
+    Annotations must have ids from 1, because pycocotools takes an object with the id 0 for one that was not found.
     """
     coco = COCO()
-    coco.dataset = content | {"annotations": [one | {"id": n} for n, one in enumerate(content["annotations"], 1)]}
+    coco.dataset = content
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco
 
 
 def with_areas(objects: list[dict[str, Any]], kind: Literal["bbox", "segm"] = "bbox") -> list[dict[str, Any]]:
-    """Objects that have a box or a mask, as annotations."""
+    """Objects that have a box or a mask, as annotations, whose ids are 1, 2, ..."""
 
     def area(found):
         return float(rle.area(found["segmentation"])) if kind == "segm" else math.prod(found["bbox"][2:])
 
-    return [found | {"area": area(found), "iscrowd": 0} for found in objects]
+    return [found | {"id": number, "area": area(found), "iscrowd": 0} for number, found in enumerate(objects, 1)]
 
 
 def corners_to_sides(box: Any) -> list[float]:

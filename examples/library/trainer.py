@@ -91,24 +91,25 @@ def run(
                 patience=options.patience,
                 devices=devices,
                 log=out / "log.jsonl",
-                outputs=outputs,
+                tensorboard=out / "tensorboard" if options.tensorboard else None,
+                outputs=[*outputs, *([] if options.resume else [out / "tensorboard"])],
                 resume=options.resume,
                 overwrite=options.overwrite,
             )
             if is_first:
                 save(model, jax.device_get(kept(found.state)))
-                result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.waiting}
-                results.write_text(to_json(result | {"scores": found.scores, "history": found.history}))
+                result = {"recipe": vars(options.recipe), "names": dataset.names, "waiting": found.log.waiting()}
+                results.write_text(to_json(result | {"scores": found.scores}))
                 curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
                 if draw:
                     on_devices(partial(draw, picture), kept(found.state))
             multihost_utils.sync_global_devices("the results are written")
     except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error
-    if len(found.history) < options.recipe.steps:
+    if found.steps < options.recipe.steps:
         best_step = list(found.scores)[-1 - evaluations_since_best(found.scores, options.best)]
         print(f"{options.best} has not risen since step {best_step}. Continue with --resume and a larger --patience.")
-    print(f"The checkpoint is {model}. The loop waited for data {found.waiting:.0%} of the time.")
+    print(f"The checkpoint is {model}. The loop waited for data {found.log.waiting():.0%} of the time.")
 
 
 def described(scores: Mapping[str, float]) -> str:

@@ -11,9 +11,9 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from examples.library import precision
-from examples.library.coco import Dataset, fitted_size, in_turn, open_image, padded_count
+from examples.library.batches import ahead, filled_batches
+from examples.library.coco import Dataset, fitted_size, in_turn, open_image, padded_count, usable
 from examples.library.devices import own_rows
-from examples.library.loop import ahead, filled_batches
 from examples.resnet import MEAN
 
 from .config import Config
@@ -29,7 +29,8 @@ class Loading:
     size: the sides into which training images are fitted, turned as each image. objects: the first of an image that
     are kept, by default all. background: whether images without annotations are trained on. min_scale: training images
     are fitted into a random part of the size, from this fraction of both sides to all. mirrors: whether half of the
-    training images are mirrored. colour: of the padding, in RGB. workers: threads.
+    training images are mirrored. colour: of the padding, in RGB. workers: threads, or processes. skips_damaged: as of
+    `usable`.
     """
 
     size: tuple[int, int]
@@ -41,6 +42,8 @@ class Loading:
     mirrors: bool = True
     colour: tuple[float, ...] = MEAN
     workers: int = 2
+    processes: bool = False
+    skips_damaged: bool = False
     seed: int = 0
 
 
@@ -119,18 +122,26 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
             if len(waiting[size]) == loading.batch_size:
                 yield waiting.pop(size)
 
+    def job(chosen):
+        return dataset.part(image for image, _ in chosen), chosen, rows
+
+    jobs = map(job, islice(filled(), steps.start, steps.stop))
+    return ahead(partial(_training_batch, loading), jobs, loading.workers, loading.processes)
+
+
+def _training_batch(loading, job):
+    """The rows of a batch: the images and seeds chosen for it, from the part of the data that has them."""
+    dataset, chosen, rows = job
+
     def example(image, seed):
         rng = np.random.default_rng(seed)
         scale = rng.uniform(loading.min_scale, 1) if loading.min_scale < 1 else 1.0
         found = load_example(dataset, image, loading, scale)
         return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
-    def batch(chosen):
-        most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
-        examples = (padded(example(*chosen[row]), most) for row in rows)
-        return Batch(*map(np.stack, zip(*examples, strict=True)))
-
-    return ahead(batch, islice(filled(), steps.start, steps.stop), loading.workers)
+    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
+    examples = (padded(usable(example, chosen, row, loading.skips_damaged), most) for row in rows)
+    return Batch(*map(np.stack, zip(*examples, strict=True)))
 
 
 def evaluation_batches(

@@ -49,7 +49,7 @@ def write(folder: Path, split: scenes.Split, count: int, size: int) -> None:
             annotations.append(annotation | {"bbox": precision.corners_to_sides(box)})
     categories = [{"id": index, "name": name} for index, name in enumerate(scenes.CLASSES, 1)]
     content = {"images": images, "annotations": precision.with_areas(annotations, "segm"), "categories": categories}
-    (folder / f"{split}.json").write_text(json.dumps(precision.indexed(content).dataset))
+    (folder / f"{split}.json").write_text(json.dumps(content))
 
 
 if __name__ == "__main__":

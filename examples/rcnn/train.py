@@ -241,6 +241,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         mirrors=not options.no_mirror,
         colour=config.mean[:: -1 if config.bgr else 1],
         workers=options.workers,
+        processes=options.processes,
+        skips_damaged=options.skip_damaged,
         seed=options.recipe.seed,
     )
     options.inputs = dataset, validation, model, variables

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -16,7 +17,7 @@ from examples.detr import data as detr
 from examples.detr.train import check_counts, print_small_objects
 from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, run_lengths
-from examples.library.coco import read
+from examples.library.coco import ImageError, read
 from examples.library.options import read_data
 from examples.rcnn import coco as rcnn
 
@@ -344,6 +345,39 @@ def test_background(folder):
             next(iter(detr.training_batches(dataset, of_detr, range(1)))).targets.labels,
         ):
             assert {*(labels >= 0).sum(1).tolist()} == expected
+
+
+def both(dataset, steps, **settings):
+    """The training batches of both kinds of detectors, of two images each."""
+    of_rcnn, of_detr = rcnn.Loading((32, 32), 2, **settings), detr.Loading(((32, 32),), 2, **settings)
+    return rcnn.training_batches(dataset, of_rcnn, steps), detr.training_batches(dataset, of_detr, steps)
+
+
+def test_damaged_images(folder, caplog):
+    """They are named once, and the other images of the batch take their places, if that is asked for."""
+    dataset = read(*written(folder, content()), masks=True)
+    (folder / "a.png").write_bytes((folder / "b.png").read_bytes()[:-30])
+    for batches in both(dataset, range(2)):
+        with pytest.raises(ImageError, match=r"a\.png must be an image") as caught:
+            list(batches)
+        assert caught.value.__notes__ == ["--skip-damaged trains on the other images."]
+    of_rcnn, of_detr = both(dataset, range(2), skips_damaged=True, mirrors=False)
+    for batch in of_rcnn:
+        assert_array_equal(batch.masks[0], batch.masks[1])
+    assert len(list(of_detr)) == 2
+    assert len(caplog.messages) == 1 and re.search(r"a\.png must be .*; it is not trained on$", caplog.messages[0])
+    (folder / "b.png").write_bytes(b"")
+    for batches in both(dataset, range(1), skips_damaged=True):
+        with pytest.raises(ImageError, match=r"\.png must be an image"):
+            list(batches)
+
+
+@pytest.mark.slow
+def test_processes_make_the_batches_of_threads(folder):
+    dataset = read(*written(folder, content()), masks=True)
+    of_threads, of_processes = (both(dataset, range(2), processes=processes) for processes in (False, True))
+    for found, expected in zip(of_processes, of_threads, strict=True):
+        jax.tree.map(assert_array_equal, list(found), list(expected))
 
 
 def test_the_page_has_all_fields():

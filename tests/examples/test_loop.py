@@ -3,22 +3,26 @@
 import dataclasses
 import json
 import math
+import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
+from examples.library.batches import ahead
 from examples.library.checkpoints import locked
-from examples.library.loop import Start, StartError, ahead, first_state, fit, update
+from examples.library.loop import Start, StartError, first_state, fit, update
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -78,7 +82,7 @@ def test_settings_of_a_run_that_goes_on(before, after, tmp_path):
     message = f"data must be {before.get('data', 'nothing')} to go on from .*, got {after.get('data', 'nothing')}"
     with pytest.raises(StartError, match=message):
         run(tmp_path, settings=after, resume=True)
-    assert len(run(tmp_path, settings=after, resume=True, changeable=["data"]).history) == 6
+    assert len(run(tmp_path, settings=after, resume=True, changeable=["data"]).losses) == 6
 
 
 def test_results_of_another_run(tmp_path, capsys):
@@ -92,7 +96,7 @@ def test_results_of_another_run(tmp_path, capsys):
     for resume in (False, True):
         with pytest.raises(StartError, match=r"there are results of another run: .*/best, .*/results.json. Move or"):
             run(tmp_path / "run", outputs=outputs, resume=resume)
-    assert len(run(tmp_path / "whole", outputs=outputs, resume=True).history) == 6
+    assert len(run(tmp_path / "whole", outputs=outputs, resume=True).losses) == 6
     assert outputs[0].exists() and outputs[1].exists()
     run(tmp_path / "run", outputs=outputs, overwrite=True)
     assert not outputs[0].exists() and not outputs[1].exists() and capsys.readouterr().out == ""
@@ -109,7 +113,8 @@ def test_evaluations_and_the_log(tmp_path):
     found = run(directory, evaluate=evaluate, resume=True, log=log)
     assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert lines == [{"step": number, **step} for number, step in enumerate(found.history, 1)] and len(lines) == 6
+    assert [line["step"] for line in lines] == [*range(1, 7)] and found.losses == [line["loss"] for line in lines]
+    assert lines[-1].keys() == {"step", "loss", "milliseconds", "waited"} and 0 <= found.log.waiting() < 1
     with pytest.raises(StartError, match=r"there are results of another run: .*log.jsonl. Move or overwrite"):
         run(tmp_path / "new", log=log)
 
@@ -125,7 +130,7 @@ def test_an_interruption_saves_the_last_state(number, tmp_path):
     usual = signal.getsignal(number)
     with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
         run(tmp_path, evaluate=interrupt)
-    assert {path.name for path in tmp_path.iterdir()} == {"3", "scores.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "scores.json", "log.jsonl"}
     assert signal.getsignal(number) is usual
     assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
 
@@ -187,21 +192,14 @@ def ends_with_an_error(directory, error, saved, **options):
         run(directory, **options)
     note = f"Step {saved[-1]} is saved. Continue with --resume." if saved else "No step is saved."
     assert caught.value.__notes__ == [note]
-    assert [path.name for path in directory.iterdir()] == saved
+    assert {path.name for path in directory.iterdir()} - {"log.jsonl"} == {*saved}
     assert run(directory, resume=True).losses == run(directory / "whole").losses
 
 
-def test_errors_of_batches_and_of_the_log(tmp_path, monkeypatch):
+def test_errors_of_batches(tmp_path):
     """The state of the last complete step is saved."""
     ends_with_an_error(tmp_path / "batch", ZeroDivisionError, ["3"], load=lambda number: number / (number != 3))
     ends_with_an_error(tmp_path / "first", ZeroDivisionError, [], load=lambda number: 1 / number)
-
-    def write_log(path, history, first, mode):
-        if first == 3:
-            raise OSError("No space left on device")
-
-    monkeypatch.setattr("examples.library.loop._write_log", write_log)
-    ends_with_an_error(tmp_path / "log", OSError, ["3"], log=tmp_path / "log.jsonl")
 
 
 def test_errors_of_evaluations(tmp_path):
@@ -240,13 +238,13 @@ def test_a_full_disk(limit, tmp_path):
         return state, measured
 
     try:
-        with pytest.raises(OSError, match=r"step 4 cannot be saved: .*File too large") as caught:
+        with pytest.raises(OSError, match=r"step [34] cannot be (saved|written to the log): .*File too") as caught:
             run(tmp_path, change=change)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert caught.value.__notes__ == ["Step 2 is saved. Continue with --resume."]
     assert run(tmp_path, Recipe(checkpoint_every=3), resume=True).losses == run(tmp_path / "whole").losses
-    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole"}  # and nothing unfinished
+    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole", "log.jsonl"}  # and nothing unfinished
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -275,7 +273,7 @@ with locked(Path({str(tmp_path)!r})):
     recipe = Recipe(saved + 3, checkpoint_every=1)
     with locked(tmp_path):
         assert run(tmp_path, recipe, resume=True).losses == run(tmp_path / "whole", recipe).losses
-    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole", ".lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole", ".lock", "log.jsonl"}
 
 
 def test_patience(tmp_path):
@@ -283,14 +281,87 @@ def test_patience(tmp_path):
     recipe = Recipe(8, evaluate_every=1)
     values = dict(enumerate([math.nan, 0.2, 0.1, 0.2, 0.1, 0.3, 0.1, 0.1], 1))
     options = {"evaluate": lambda state, count, scores: {"AP": values[count], "AP50": count / 8}}
-    assert len(run(tmp_path, recipe, best="AP", patience=2, **options).history) == 4
-    assert len(run(tmp_path, recipe, best="AP", patience=2, resume=True, **options).history) == 4
-    assert len(run(tmp_path, recipe, best="AP", patience=3, resume=True, **options).history) == 5
-    assert len(run(tmp_path, recipe, best="AP", patience=4, resume=True, **options).history) == 8
-    assert len(run(tmp_path / "rising", recipe, best="AP50", patience=1, **options).history) == 8
+    assert len(run(tmp_path, recipe, best="AP", patience=2, **options).losses) == 4
+    assert len(run(tmp_path, recipe, best="AP", patience=2, resume=True, **options).losses) == 4
+    assert len(run(tmp_path, recipe, best="AP", patience=3, resume=True, **options).losses) == 5
+    assert len(run(tmp_path, recipe, best="AP", patience=4, resume=True, **options).losses) == 8
+    assert len(run(tmp_path / "rising", recipe, best="AP50", patience=1, **options).losses) == 8
 
 
 def test_errors_of_threads_reach_the_caller():
     with pytest.raises(ZeroDivisionError):
         list(ahead(lambda step: 1 // (3 - step), range(6), 2))
     assert list(ahead(str, range(2, 7), 3)) == list("23456") and list(ahead(str, range(0), 2)) == []
+
+
+def test_processes_that_make_batches():
+    """They are others than this one, their errors reach the caller, and so does their end."""
+    batches = ahead(partial(divmod, 12), [5, 7, 0], processes=True)
+    assert [next(batches), next(batches)] == [(2, 2), (1, 5)]
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+    with pytest.raises(ChildProcessError, match="a process that prepares batches ended"):
+        next(ahead(os._exit, [1], processes=True))
+
+
+def test_processes_end_with_the_one_that_they_serve():
+    program = """
+import os, signal
+from examples.library.batches import ahead
+if __name__ == "__main__":
+    batches = ahead(os.getpgid, [0] * 100, 2, processes=True)
+    next(batches)
+    print("ready", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.read() == ""  # which ends when all processes that have the pipe have ended
+
+
+def test_steps_are_started_before_earlier_ones_are_fetched(tmp_path):
+    """Two more, but none after one that is saved."""
+    events = []
+
+    class Loss:
+        def __init__(self, number):
+            self.number = number
+
+        def __array__(self, *_, **__):
+            events.append(f"fetch {self.number}")
+            return np.float32(0)
+
+    def step(state, batch):
+        events.append(f"start {batch}")
+        return state, {"loss": Loss(batch)}
+
+    state = {"x": jnp.zeros(())}
+    fit(step, Start(lambda: state, state), iter, Recipe(6, checkpoint_every=5), tmp_path)
+    expected = (
+        "start 0, fetch 0, start 1, start 2, start 3, fetch 1, start 4, fetch 2, fetch 3, fetch 4, start 5, fetch 5"
+    )
+    assert events == expected.split(", ")
+
+
+@pytest.mark.slow
+def test_twenty_thousand_steps(tmp_path):
+    """Neither checkpoints nor the memory of the process grow with the steps."""
+    sizes, memory = {}, {}
+
+    @jax.jit
+    def step(state, batch):
+        return {"sum": state["sum"] + batch}, {"loss": state["sum"]}
+
+    def evaluate(state, count, scores):
+        sizes[count] = sum(file.stat().st_size for file in (tmp_path / str(count)).rglob("*"))
+        memory[count] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        return {}
+
+    recipe = Recipe(20_000, checkpoint_every=10_000, evaluate_every=5000)
+    zero = {"sum": jnp.zeros(())}
+    start = Start(lambda: zero, zero)
+    found = fit(step, start, lambda steps: map(float, steps), recipe, tmp_path, evaluate=evaluate)
+    assert found.losses[-1] == np.cumsum(np.arange(19_999), dtype=np.float32)[-1] and len(found.losses) == 20_000
+    assert max(sizes.values()) - min(sizes.values()) < 100
+    assert memory[20_000] - memory[10_000] < 2**22

@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import json
 import math
 from functools import partial
 
@@ -95,11 +94,37 @@ def test_the_best_by_any_score(best, expected, tmp_path, capsys):
 def test_patience_and_more_of_it(tmp_path, capsys):
     command(tmp_path, "--patience", "1")
     assert "AP has not risen since step 2. Continue with --resume and a larger --patience." in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "results.json").read_text())["history"]) == 3
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 3
     with pytest.raises(SystemExit, match=r"train: error: best must be AP to go on from .*, got AP50"):
         command(tmp_path, "--patience", "3", "--resume", "--best", "AP50")
     command(tmp_path, "--patience", "3", "--resume")
     assert "has not risen" not in capsys.readouterr().out and (tmp_path / "model").read_text() == "4"
+
+
+def test_tensorboard(tmp_path, monkeypatch, capsys):
+    """What is logged and scored arrives, and --overwrite deletes the folder, with or without the option."""
+    command(tmp_path, "--tensorboard")
+    values = [value for event in events(tmp_path / "tensorboard") for value in event.summary.value]
+    assert [value.simple_value for value in values if value.tag == "AP"] == pytest.approx(SCORES["AP"], nan_ok=True)
+    assert len([value for value in values if value.tag == "loss"]) == 4
+    command(tmp_path, "--overwrite")
+    assert not (tmp_path / "tensorboard").exists()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command(tmp_path, "--tensorboard")
+    assert "--tensorboard needs tensorboardX" in capsys.readouterr().err
+
+
+def events(folder):
+    """The events in a folder of TensorBoard, in records of a length, its checksum, the event, and its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    for file in folder.iterdir():
+        data = file.read_bytes()
+        while data:
+            end = 12 + int.from_bytes(data[:8], "little")
+            yield Event.FromString(data[12:end])
+            data = data[end + 4 :]
 
 
 def test_errors_say_how_to_go_on(tmp_path):
