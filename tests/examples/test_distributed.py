@@ -113,8 +113,8 @@ def test_two_processes_do_what_one_does(options, digits_folder, tmp_path, monkey
     assert "Peak learning rates: " in printed
     train_until(saved_step(out) + 1, signal.SIGKILL, out, digits_folder, several)
     main([*several, "--devices", "1", "--resume"])
-    losses = (map(json.loads, (tmp_path / name / "log.jsonl").open()) for name in ("several", "one"))
-    assert_allclose(*([step["loss"] for step in of_run] for of_run in losses), rtol=1e-5)
+    logs = ((tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("several", "one"))
+    assert_allclose(*([json.loads(step)["loss"] for step in log] for log in logs), rtol=1e-5)
     expected, found = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "several"))
     assert found["scores"].keys() == expected["scores"].keys() == {"4", "8"}
     for step, scores in found["scores"].items():
