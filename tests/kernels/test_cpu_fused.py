@@ -39,7 +39,7 @@ def right_run(sanitizer, instructions):
 
 
 def program(sanitizer, instructions, *mutation):
-    """Under sanitizers, the portable kernels are compiled alone, as `tests/fuzz` does."""
+    """Under sanitizers, the portable kernels are compiled alone."""
     is_alone = instructions == PORTABLE and sanitizer != "none"
     sets = build.PORTABLE if is_alone else build.FUSED_INSTRUCTION_SETS
     return build.cpu_fused_program(sanitizer, sets, *mutation, is_emulated=is_emulated(instructions))
