@@ -6,7 +6,7 @@ WERROR ?= OFF# ON: treat compiler warnings as errors
 STEPS ?=# of gpu-check, such as tests,kernels: only these; by default all
 OUT ?=# folder for the results of gpu-check; by default benchmarks/results
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
-FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc tests/kernels/last_task/*.h)
+FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc)
 
 .PHONY: demo build build-cuda test test-slow thorough lint docs format benchmark gpu-check wheel clean
 

@@ -8,9 +8,8 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 
 import jax
 import pytest
@@ -86,7 +85,7 @@ def cpu_fused_program(
     """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in a copy of lib/.
 
     `sets` are all instruction sets, or PORTABLE. `changed` has names of files and of instruction sets. The program may
-    emulate AVX-512, AVX512-BF16 and AMX, in terms of AVX2.
+    emulate AMX.
     """
     main = [FUSED_CPU / "fused.cc", CPU / "device.cc", FUSED_PLAN]
     sources = {path.stem: (path, []) for path in main}
@@ -95,7 +94,7 @@ def cpu_fused_program(
         is_kernel = name in (*INSTRUCTION_SETS, *AARCH64_SETS)
         source = "kernels.cc" if is_kernel else f"{name}.cc"
         own = [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else []
-        own += ["-include", "emulated_instructions.h"] if is_emulated else []
+        own += ["-include", "emulated_amx.h"] if is_emulated and name == "amx" else []
         sources[name] = (FUSED_CPU / source, own)
     compiled = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)])]
     for name, (path, own) in sources.items():
@@ -110,17 +109,6 @@ def cpu_kernels(file: str, instructions: str, flags: Collection[str] = (), compi
     """A file of lib/, compiled for an instruction set of the CPU."""
     own = [f"-DDCN_INSTRUCTION_SET={instructions}"] if LIB / file in CPU_KERNELS else []
     return _compile((compiler, LIB / file, [*CPU_FLAGS, *own, *flags]))
-
-
-def last_task_program(name: str, changed: Mapping[str, pathlib.Path] = MappingProxyType({})) -> pathlib.Path:
-    """An executable of `name` and the portable CPU kernels, with the Device of last_task/.
-
-    It runs only a loop's last task. The files `changed` replace those of lib/ that their keys name.
-    """
-    own = ["-iquote", str(HERE / "last_task"), *_cpu_flags(PORTABLE)]
-    kernels = {str(path.relative_to(LIB)): path for path in CPU_KERNELS} | changed
-    sources = [HERE / name, CPU / "dispatch.cc", CPU_INSTRUCTION_SETS, FUSED_PLAN, *kernels.values()]
-    return _link(pathlib.Path(name).stem, [(path, own) for path in sources], "none")
 
 
 @functools.cache

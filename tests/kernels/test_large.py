@@ -1,4 +1,4 @@
-"""Operands of more than 2^32 elements: the last block or task writes the last elements of the results."""
+"""Operands of more than 2^32 elements: the last block of each launch writes the last elements of the results."""
 
 import re
 
@@ -12,7 +12,11 @@ from .mutations import Mutation
 pytestmark = pytest.mark.platforms("cpu")
 
 
-def run(program):
+def run(kernels=executed_ptx.KERNELS):
+    """The exit status and output of large.cc with the CUDA kernels."""
+    if executed_ptx.missing():
+        pytest.skip(executed_ptx.missing())
+    program = executed_ptx.program(build.HERE / "large.cc", kernels=kernels)
     # The interpreter's records of all accesses would take memory.
     status, output = executed_ptx.run(program, only_last_block=1, checks_races=0)
     if status == 2:
@@ -20,20 +24,8 @@ def run(program):
     return status, output
 
 
-def on_cuda(kernels=executed_ptx.KERNELS):
-    """The exit status and output of large.cc with the CUDA kernels."""
-    if executed_ptx.missing():
-        pytest.skip(executed_ptx.missing())
-    return run(executed_ptx.program(build.HERE / "large.cc", kernels=kernels))
-
-
-def test_last_places_on_cuda():
-    assert on_cuda() == (0, "all last places are right\n")
-
-
-@pytest.mark.thorough
-def test_last_places_on_cpu():
-    assert run(build.last_task_program("large.cc")) == (0, "all last places are right\n")
+def test_last_places():
+    assert run() == (0, "all last places are right\n")
 
 
 WRONG_PLACE = "the last .* is .*, must be|out of bounds"
@@ -66,14 +58,6 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, always=["pixel of a large image"]))
-def test_an_index_of_32_bits_is_found_on_cuda(name, tmp_path):
-    status, output = on_cuda(mutation(*MUTATIONS[name]).kernels(tmp_path))
-    assert status < 0 or re.search(WRONG_PLACE, output), output
-
-
-@pytest.mark.thorough
-def test_an_index_of_32_bits_is_found_on_cpu(tmp_path):
-    file, change = "deform_conv/cpu.cc", "{~~~>int32_t(~~}(p * taps + k) * sizes.channels{~~~>)~~}"
-    folder = build.mutated(build.LIB, file, change, tmp_path)
-    status, output = run(build.last_task_program("large.cc", {file: folder / file}))
+def test_an_index_of_32_bits_is_found(name, tmp_path):
+    status, output = run(mutation(*MUTATIONS[name]).kernels(tmp_path))
     assert status < 0 or re.search(WRONG_PLACE, output), output
