@@ -7,7 +7,6 @@ import pytest
 from benchmarks.lowering import executed_ptx
 
 from . import build
-from .mutations import Mutation
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -31,11 +30,7 @@ def test_last_places():
 WRONG_PLACE = "the last .* is .*, must be|out of bounds"
 
 
-def mutation(file, change, kernel=""):
-    return Mutation(file, change, WRONG_PLACE, kernel)
-
-
-# An index, computed in int32.
+# An index, computed in int32: the file of lib/, its change, and the file of kernels that is compiled with a header.
 MUTATIONS = {
     "pixel of x": ("deform_conv/cuda_sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv/cuda"),
     "pixel of a large image": (
@@ -59,5 +54,8 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, always=["pixel of a large image"]))
 def test_an_index_of_32_bits_is_found(name, tmp_path):
-    status, output = run(mutation(*MUTATIONS[name]).kernels(tmp_path))
+    file, change, *kernel = MUTATIONS[name]
+    folder = build.mutated(build.LIB, file, change, tmp_path)
+    kernel = kernel[0] if kernel else file.removesuffix(".cu")
+    status, output = run(executed_ptx.KERNELS | {kernel: folder / f"{kernel}.cu"})
     assert status < 0 or re.search(WRONG_PLACE, output), output
