@@ -25,7 +25,7 @@ test: .venv/installed .venv/tools
 	@$(MAKE) --no-print-directory --jobs=2 lint docs
 	$(PYTEST)
 
-# What `make test` leaves to continuous integration: among others, all that reads the machine code of the CUDA kernels.
+# What `make test` leaves to continuous integration: among others, which GPUs the built module has code for.
 test-slow: .venv/cuda .venv/gpu-compiler .venv/published
 	$(PYTEST) -m "slow and not thorough"
 
