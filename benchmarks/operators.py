@@ -39,7 +39,7 @@ MEMORY = (
     "the CPU kernels of jax_dcn. "
 )
 MEMORY_OF_OTHERS = {
-    "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision, oneDNN and onnxruntime on a CPU: how "
+    "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision and oneDNN on a CPU: how "
     "much the process grew during the first call.",
     "PyTorch": "PyTorch: the peak of its allocator on a GPU; on a CPU, how much the process grew in the first call.",
 }
