@@ -19,25 +19,17 @@ pytestmark = [
 
 RIGHT = {  # what the 64 threads write
     "rotate": [100 + (lane + 1) % 64 for lane in range(64)],
-    "shuffle": [8 if lane % 32 < 16 else 7 for lane in range(64)],
     "warp": list(range(64)),
-    "count": [21] * 32 + [22] * 32,  # of the threads of a warp whose number is not one more than a multiple of three
 }
 WRONG = {
     "unwritten": "reads memory that was not written",
     "misaligned": "is misaligned",
     "static_beyond": "out of bounds of its variable",
-    "array_in_local_memory": "unknown directive",
-    "two_barriers": "waits while other warps wait at another barrier",
     "divergent_barrier": r"waits for lanes 0x00000020 of its warp, .* have ended",
     "divergent_shuffle": r"waits for lanes 0x00000020 of its warp, .* have ended",
-    "excluded_lane": "shuffles from a lane that does not take part",
     "rotate_without_first_barrier": "is a race: it .* what another thread",
     "rotate_without_second_barrier": "is a race: it .* what another thread",
     "warp_without_barrier": "is a race: it reads what another thread writes",
-    "count_without_first_barrier": "is a race: it writes what another thread writes",
-    "count_without_second_barrier": "is a race: it reads what another thread writes",
-    "count_of_two_warps": "is a race: it writes what another thread writes",
     "overlapping_blocks": "is a race: it writes what another block writes",
     "unknown_instruction": "the interpreter has no nanosleep.u32",
     "no_blocks": "invalid configuration argument",
