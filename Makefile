@@ -31,7 +31,7 @@ test-slow: .venv/cuda .venv/gpu-compiler .venv/published
 
 # All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.
-thorough: .venv/cuda .venv/gpu-compiler .venv/gpu-compiler-cuda12 .venv/published
+thorough: .venv/cuda .venv/gpu-compiler .venv/published
 	$(PYTEST) -m "" --optimized
 
 lint: .venv/tools
@@ -75,11 +75,9 @@ wheel:
 
 # XLA's compilers for GPUs, which need no GPU. They are kept apart from the environment's packages, because jax would take
 # them for a complete GPU installation.
-.venv/gpu-compiler: PLUGIN = jax-cuda13-plugin
-.venv/gpu-compiler-cuda12: PLUGIN = jax-cuda12-plugin
-.venv/gpu-compiler .venv/gpu-compiler-cuda12: pyproject.toml | .venv/installed
+.venv/gpu-compiler: pyproject.toml | .venv/installed
 	$(BIN)/python -m pip install --upgrade --target $@ \
-	  "$(PLUGIN)==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
+	  "jax-cuda13-plugin==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
 	touch $@
 
 # Packages with published weights and photographs. The tests read their files, and most do not import them.

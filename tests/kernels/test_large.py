@@ -32,19 +32,12 @@ WRONG_PLACE = "the last .* is .*, must be|out of bounds"
 
 # An index, computed in int32: the file of lib/, its change, and the file of kernels that is compiled with a header.
 MUTATIONS = {
-    "pixel of x": ("deform_conv/cuda_sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv/cuda"),
     "pixel of a large image": (
         "deform_conv/cuda_sample_rounds.h",
         "pixel = ({~~int64_t{y.first}~>y.first~~} * {~~sizes.width~>int32_t(sizes.width)~~} + x.first)",
         "deform_conv/cuda",
     ),
-    "columns of an image": (
-        "deform_conv/cuda_x.cu",
-        "d_columns + {~~~>int32_t(~~}image * sizes.samples * sizes.channels{~~~>)~~}",
-    ),
-    "corners of a tap": ("aggregation/cuda.cu", "first_byte + {~~~>int32_t(~~}pixel * distances.right{~~~>)~~}"),
     "query's result": ("aggregation/cuda.cu", "out + {~~~>int32_t(~~}row * sizes.channels + channel{~~~>)~~}"),
-    "cotangents of taps": ("aggregation/cuda.cu", "d_out + {~~~>int32_t(~~}row * sizes.channels{~~~>)~~}"),
     "channels of a head": (
         "aggregation/cuda_value.cu",
         "d_out + {~~~>int32_t(~~}first_query.index(sizes) * sizes.channels{~~~>)~~} + channel",
