@@ -46,7 +46,7 @@ MEMORY_OF_OTHERS = {
 
 
 def shapes():
-    """The names of all shapes, the most important ones first, because a time limit cuts off the last ones."""
+    """The names of all shapes, the most important ones first, because a run may be stopped."""
     first = [name for operator in OPERATORS.values() for name in list(operator.shapes)[:4]]
     return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.shapes)]))
 

@@ -61,7 +61,6 @@ def test_end_to_end(tiny, tmp_path):
     names = [name for name in operators.baselines() if name != "reference"]
     status, results, text = run(tmp_path, "--dtypes", "float32", "--baselines", *names)
     assert status == 0
-    assert results["not reached"] == []
     rows = {(row["shape"], row["pass"]): row for row in results["operators"]}
     assert set(rows) == {(shape, pass_) for shape in "APRMWSKVN" for pass_ in PASSES}
     for row in rows.values():
@@ -95,12 +94,6 @@ def test_chosen_baselines_an_absent_library_and_limited_instructions(tiny, tmp_p
     assert all(set(row["seconds"]) == {"jax_dcn", "im2col path"} for row in results["operators"])
     assert all(f"- {baseline} cannot be imported (" in text for baseline in absent)
     assert "ONEDNN_MAX_CPU_ISA AVX2" in text
-
-
-def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
-    _, results, text = run(tmp_path, "--dtypes", "float32", "--seconds", "0")
-    assert results["operators"] == []
-    assert f"Not reached in 0 s: {', '.join(f'{shape} float32' for shape in 'APRMWSKVN')}." in text
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 1, lambda y: y * math.nan], ids=["values", "nan"])

@@ -7,25 +7,13 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_dcn
 from tests.helpers.deform_conv.cases import cast
 from tests.helpers.operators import OPERATORS, pull_back
 
 pytestmark = pytest.mark.platforms("cpu")
-
-
-def convolve(x, offset, weight):
-    return jax_dcn.deform_conv2d(x, offset, weight)
-
-
-def operands(size, seed=0):
-    keys = jax.random.split(jax.random.key(seed), 3)
-    shapes = (2, size, size, 8), (2, size, size, 18), (3, 3, 8, 4)
-    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
 def test_many_threads_at_once():
@@ -39,18 +27,6 @@ def test_many_threads_at_once():
         results = list(pool.map(lambda item: jax.device_get(item[0](*item[1])), work * 4))
     for pair in zip(results, expected * 4, strict=True):
         jax.tree.map(np.testing.assert_array_equal, *pair)
-
-
-def test_several_devices_in_several_threads():
-    devices = jax.device_count()
-    parts = [jnp.stack(arrays) for arrays in zip(*(operands(8, seed) for seed in range(devices)), strict=True)]
-    gradients = jax.grad(lambda *operands: (jax.vmap(convolve)(*operands) ** 2).sum(), (0, 1))
-    mapped = jax.pmap(gradients)
-    parts = [part[:, None] for part in parts]
-    expected = jax.device_get(mapped(*parts))
-    with ThreadPoolExecutor(4) as pool:
-        for result in pool.map(lambda _: jax.device_get(mapped(*parts)), range(8)):
-            jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 def run(program):
