@@ -6,7 +6,7 @@ WERROR ?= OFF# ON: treat compiler warnings as errors
 STEPS ?=# of gpu-check, such as tests,kernels: only these; by default all
 OUT ?=# folder for the results of gpu-check; by default benchmarks/results
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
-FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
+FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc)
 
 .PHONY: demo build build-cuda test test-slow thorough lint docs format benchmark gpu-check wheel clean
 
@@ -25,13 +25,13 @@ test: .venv/installed .venv/tools
 	@$(MAKE) --no-print-directory --jobs=2 lint docs
 	$(PYTEST)
 
-# What `make test` leaves to continuous integration: among others, all that reads the machine code of the CUDA kernels.
+# What `make test` leaves to continuous integration: among others, which GPUs the built module has code for.
 test-slow: .venv/cuda .venv/gpu-compiler .venv/published
 	$(PYTEST) -m "slow and not thorough"
 
 # All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.
-thorough: .venv/cuda .venv/gpu-compiler .venv/gpu-compiler-cuda12 .venv/published
+thorough: .venv/cuda .venv/gpu-compiler .venv/published
 	$(PYTEST) -m "" --optimized
 
 lint: .venv/tools
@@ -75,11 +75,9 @@ wheel:
 
 # XLA's compilers for GPUs, which need no GPU. They are kept apart from the environment's packages, because jax would take
 # them for a complete GPU installation.
-.venv/gpu-compiler: PLUGIN = jax-cuda13-plugin
-.venv/gpu-compiler-cuda12: PLUGIN = jax-cuda12-plugin
-.venv/gpu-compiler .venv/gpu-compiler-cuda12: pyproject.toml | .venv/installed
+.venv/gpu-compiler: pyproject.toml | .venv/installed
 	$(BIN)/python -m pip install --upgrade --target $@ \
-	  "$(PLUGIN)==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
+	  "jax-cuda13-plugin==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
 	touch $@
 
 # Packages with published weights and photographs. The tests read their files, and most do not import them.

@@ -3,7 +3,6 @@
 It writes the results to a folder: <date>-<platform>.json, and the same as tables (.md).
 """
 
-import math
 import sys
 import time
 from datetime import date
@@ -11,7 +10,6 @@ from datetime import date
 import jax
 
 from benchmarks import operators
-from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_text
 from benchmarks.support.machine import load, machine
 
@@ -20,14 +18,9 @@ DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float3
 
 def main(arguments=None):
     args = parse(arguments)
-    end = time.monotonic() + (math.inf if args.seconds is None else args.seconds)
     stem = args.out / f"{date.today()}-{jax.default_backend()}"
-    results = {"machine": machine() | {"load average before": load()}, "limit": args.seconds}
-    results |= {"not reached": [], "operators": []}
+    results = {"machine": machine() | {"load average before": load()}, "operators": []}
     for label, task in operators.tasks(args):
-        if time.monotonic() >= end:
-            results["not reached"].append(label)
-            continue
         start = time.monotonic()
         results["operators"] += task()
         print(f"{label}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
@@ -47,9 +40,6 @@ def write(results, stem):
 
 def sections(results):
     yield facts(results["machine"])
-    if results["not reached"]:
-        limit = "" if results["limit"] is None else f" in {results['limit']:.0f} s"
-        yield paragraph(f"Not reached{limit}: {', '.join(results['not reached'])}.")
     yield from operators.tables(results["operators"])
 
 
@@ -62,7 +52,6 @@ def parse(arguments):
     shown = f"which ones to compare with: {', '.join(names)}; by default all"
     add("--baselines", nargs="+", choices=names, default=names, metavar="NAME", help=shown)
     add("--repeats", type=int, default=15, help="how often each one is timed, unless it is slow")
-    add("--seconds", type=float, help="time limit, after which no task is started")
     return made.parse_args(arguments)
 
 

@@ -22,7 +22,6 @@ from benchmarks.support.sources import ROOT, commit
 GRACE = 10  # seconds that a command has to end when it is interrupted
 SHOWN_LINES = 200  # of the end of what a step prints; the JSON file has all of it
 BUILD = "build/gpu_check"
-LAUNCHES = f"{BUILD}/launches"  # a program that calls every kernel
 
 
 class Step(NamedTuple):
@@ -43,13 +42,6 @@ $PYTHON -m pip install --no-index --no-build-isolation --no-deps --editable . -C
   -Ccmake.define.JAX_DCN_CUDA=ON -Ccmake.define.JAX_DCN_CUDA_CODE=$ARCHITECTURE
 $PYTHON -m jax_dcn
 $PYTHON -c "import jax; assert jax.default_backend() == 'gpu', jax.devices()"
-"""
-COMPILE_LAUNCHES = f"""
-nvcc -std=c++17 -arch=sm_$ARCHITECTURE -Ilib -Ilib/cuda -x cu -c tests/kernels/launches.cc -o {LAUNCHES}.o
-nvcc {LAUNCHES}.o {BUILD}/CMakeFiles/_cuda.dir/lib/*/*.cu.o -o {LAUNCHES}
-{LAUNCHES} {LAUNCHES}.first
-{LAUNCHES} {LAUNCHES}.second
-cmp {LAUNCHES}.first {LAUNCHES}.second
 """
 # Values, gradients and determinism of each operator, the most important first: what is not reached is cut off. One test
 # runs after the other, in order: other ways to distribute them give each process a part of the list. pytest-benchmark
@@ -84,7 +76,9 @@ PROFILE = (
     "--section MemoryWorkloadAnalysis --section SchedulerStats --section WarpStateStats --section Occupancy "
     "--section LaunchStats $PYTHON -m benchmarks.kernel_times --once --cases"
 )
-SANITIZE = "compute-sanitizer --error-exitcode 1 --tool"
+# A case of each operator, with an allocation of exactly its size for each array.
+SANITIZED = "$PYTHON -m benchmarks.kernel_times --small --once --cases A:1 M3:1 W1:1 R2:1 P3:1 S1:1"
+SANITIZE = "XLA_PYTHON_CLIENT_ALLOCATOR=platform compute-sanitizer --error-exitcode 1 --tool"
 STEPS = {
     "facts": Step(10, FACTS),
     "build": Step(120, INSTALL),
@@ -93,12 +87,7 @@ STEPS = {
     "ratios": Step(110, "$PYTHON -m benchmarks.gpu_ratios"),
     "profile-A": Step(25, f"{PROFILE} A:16"),
     "profile-C": Step(25, f"{PROFILE} C:16"),
-    "launches": Step(30, COMPILE_LAUNCHES),
-    "memcheck": Step(10, f"{SANITIZE} memcheck {LAUNCHES}"),
-    "racecheck": Step(45, f"{SANITIZE} racecheck {LAUNCHES}"),
-    "synccheck": Step(10, f"{SANITIZE} synccheck {LAUNCHES}"),
-    # It takes memory that was filled in advance to be written.
-    "initcheck": Step(10, f"{SANITIZE} initcheck {LAUNCHES} --leave-unwritten"),
+    **{tool: Step(30, f"{SANITIZE} {tool} {SANITIZED}") for tool in ("memcheck", "racecheck", "synccheck")},
 }
 
 

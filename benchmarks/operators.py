@@ -39,14 +39,14 @@ MEMORY = (
     "the CPU kernels of jax_dcn. "
 )
 MEMORY_OF_OTHERS = {
-    "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision, oneDNN and onnxruntime on a CPU: how "
+    "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision and oneDNN on a CPU: how "
     "much the process grew during the first call.",
     "PyTorch": "PyTorch: the peak of its allocator on a GPU; on a CPU, how much the process grew in the first call.",
 }
 
 
 def shapes():
-    """The names of all shapes, the most important ones first, because a time limit cuts off the last ones."""
+    """The names of all shapes, the most important ones first, because a run may be stopped."""
     first = [name for operator in OPERATORS.values() for name in list(operator.shapes)[:4]]
     return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.shapes)]))
 

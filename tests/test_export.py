@@ -171,18 +171,6 @@ def tangent_of(function):
     return lambda *arrays: jax.jvp(function, arrays, arrays)[1]
 
 
-def test_second_derivatives_for_symbolic_sizes():
-    program = PROGRAMS["deform_conv2d"]
-
-    def second_derivative(**options):
-        return tangent_of(with_gradients(functools.partial(program.function, **options)))
-
-    artifact = exported(second_derivative(), program.specs("nhw"), [jax.default_backend()])
-    arguments = program.arguments(2, 3, 4)
-    expected = jax.jit(second_derivative(backend="reference"))(*arguments)
-    assert_close(artifact.call(*arguments), expected, 1e-3, 1e-3)
-
-
 def calls(platforms):
     """The custom calls in exports of all operators and their derivatives, with a convolution that can be fused."""
     operands = tuple(jnp.ones(shape) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))

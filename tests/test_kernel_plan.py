@@ -179,20 +179,6 @@ def test_volumes(target):
     assert found["x"].workspace_bytes == samples + 3 * image + results["dcn_sampling_x_cotangent"][1]
 
 
-@pytest.mark.parametrize("dtype, target", [("float32", "cpu"), ("float32", "cuda"), ("bfloat16", "cuda")])
-def test_all_images_are_one_part_if_their_workspace_fits(dtype, target, monkeypatch):
-    def workspace():
-        found = planned(convolution(dtype, batch=(4,)), target, backend="im2col")
-        sorts = sum(map(math.prod, sorted_shapes((4,), 4 * 5 * 9, (4, 5), 4))) if target == "cuda" else 0
-        return found["x"].workspace_bytes + found["weight"].workspace_bytes - 4 * sorts
-
-    at_once = workspace()
-    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, at_once // 2)
-    assert workspace() == at_once
-    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, at_once // 2 - 1)
-    assert workspace() == at_once // 2
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
     """They are those of whole parts, as many as the limit has room for."""

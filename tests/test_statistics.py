@@ -85,27 +85,6 @@ def test_a_new_layer_has_lost_nothing():
     assert not jnp.isnan(jnp.stack(list(offset_statistics(jnp.zeros((0, 4, 4, 18)), (4, 4), 3).values()))).any()
 
 
-def test_within_transformations():
-    kernel, convolution = CONVOLUTIONS[0]
-    offset = random_offset(kernel, convolution)
-
-    def statistics(offset):
-        return offset_statistics(offset, **arguments(kernel, convolution))
-
-    eager = statistics(offset)
-    each = jax.vmap(statistics)(offset)
-    assert_allclose(each["mean_length"].mean(), eager["mean_length"], rtol=1e-5)
-    assert_allclose(each["outside"].mean(), eager["outside"], rtol=1e-5)
-
-    def loss(offset):
-        found = statistics(offset)
-        return (offset**2).sum() + found["mean_length"] + found["outside"], found
-
-    gradient, found = jax.jit(jax.grad(loss, has_aux=True))(offset)
-    assert_allclose(gradient, 2 * offset, rtol=1e-6)
-    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5), found, eager)
-
-
 @pytest.mark.parametrize(
     "offset, options, message",
     [

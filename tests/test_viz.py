@@ -247,17 +247,6 @@ def test_plot_sampling_counts_what_is_outside():
     assert ax.get_ylim() == (7.5, -5)  # room for the sample at -4, none for that at 1003
 
 
-def test_plots_draw_on_given_axes(figures):
-    figure, axes = figures.subplots(2, 2)
-    layer, table = layer_of(np.zeros((8, 8, 18))), {"a": {"s": 1.0}}
-    assert viz.plot_sampling([layer], (4, 4), ax=axes[0, 0]) is axes[0, 0]
-    assert viz.plot_offsets(layer, ax=axes[0, 1]) is axes[0, 1]
-    assert viz.plot_bins(np.zeros(5), output_size=2, ax=axes[1, 0]) is axes[1, 0]
-    assert viz.plot_offset_lengths({"a": layer}, ax=axes[1, 1]) is axes[1, 1]
-    assert viz.plot_dilation(table, ax=axes[1, 1]) is axes[1, 1]
-    assert len(figure.axes) == 4 and not figure.legends
-
-
 def test_plot_offsets():
     offset = np.zeros((50, 50, 9, 2))
     offset[..., 0] = 1.0  # one pixel down

@@ -14,10 +14,9 @@ def implementation(function, takes, agrees_at=None):
     return Implementation(partial(prepare, function, takes), agrees_at)
 
 
-def in_jax(function, takes, in_pure_jax):
-    """An operator and its forms in `jax.numpy`."""
-    reference = partial(function, backend="reference")
-    forms = {"jax_dcn": function, "pure JAX": in_pure_jax, "reference": reference}
+def in_jax(function, takes):
+    """An operator and its form in `jax.numpy`."""
+    forms = {"jax_dcn": function, "reference": partial(function, backend="reference")}
     return {name: implementation(form, takes) for name, form in forms.items()}
 
 

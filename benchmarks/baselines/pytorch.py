@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from benchmarks.baselines import Call, Implementation, Unavailable
-from benchmarks.baselines.layout import to_nchw, to_nhwc
 from benchmarks.support import memory
 from benchmarks.support.machine import cores
 
@@ -143,3 +142,16 @@ def grid_sample(torch, operands, options):
     grid = grid.reshape(len(grid), *points, *[1] * (x.ndim - grid.ndim), grid.shape[-1])
     y = torch.nn.functional.grid_sample(x, grid, align_corners=False)
     return y.reshape(*y.shape[:2], *points)
+
+
+def to_nchw(name, array):
+    """Converts the operand of an operator with this name, or its result "y"."""
+    if name in ("rois", "grid"):
+        return np.asarray(array)
+    return np.ascontiguousarray(np.transpose(array, (3, 2, 0, 1)) if name == "weight" else np.moveaxis(array, -1, 1))
+
+
+def to_nhwc(name, array):
+    if name == "grid":
+        return array
+    return np.transpose(array, (2, 3, 1, 0)) if name == "weight" else np.moveaxis(array, 1, -1)

@@ -1,4 +1,4 @@
-"""Reads from the HLO text of a compiled program which collectives and copies it executes."""
+"""Reads from the HLO text of a compiled program which collectives it executes."""
 
 import math
 import re
@@ -11,8 +11,6 @@ KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce
 _CALL = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-done)?\(")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
 _CALLEE = re.compile(r"(?:to_apply|calls|condition|body)=%?([\w.-]+)(?=(?:.*known_trip_count\D*(\d+))?)")
-_FUSION = re.compile(r" fusion\(.*?calls=%?([\w.-]+)")
-_COPY = re.compile(r"= (.*?) (copy|slice|dynamic-slice|dynamic-update-slice|concatenate)(?:-start)?\((.*?)\)")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
@@ -27,35 +25,17 @@ class Collective(NamedTuple):
 
 def collectives(compiled) -> list[Collective]:
     """The collectives of a compiled function; those in a loop once per trip, if the trip count is known."""
-    return [one for _, text, times in _computations(compiled) for one in max(times, 1) * list(_of_text(text))]
+    return [one for text, times in _computations(compiled) for one in max(times, 1) * list(_of_text(text))]
 
 
-def copied_bytes(compiled) -> int:
-    """The bytes that copies, slices, updates of slices and concatenations write, by themselves or in fusions."""
-    total = 0
-    computations = list(_computations(compiled))
-    fused = {name for _, text, _ in computations for name in _FUSION.findall(text)}
-    for name, text, times in computations:
-        found = [_copied(text, *instruction) for instruction in _COPY.findall(text)]
-        total += times * (max if name in fused else sum)([0, *found])
-    return total
-
-
-def _copied(text: str, result: str, kind: str, operands: str) -> int:
-    if kind != "dynamic-update-slice":
-        return _bytes(result)
-    update = re.escape(re.findall(r"%[\w.-]+", operands)[1])
-    return _bytes(re.findall(rf"{update} = (.*?) [\w-]+\(", text)[0])
-
-
-def _computations(compiled) -> Iterator[tuple[str, str, int]]:
-    """The name and text of each computation, and how often it is executed, as far as trip counts are known."""
+def _computations(compiled) -> Iterator[tuple[str, int]]:
+    """The text of each computation, and how often it is executed, as far as trip counts are known."""
     _, *texts = _COMPUTATION.split(compiled.as_text())
     times = Counter({texts[-2]: 1})  # the entry computation comes last, and each computation before its callers
     for name, text in zip(texts[-2::-2], texts[::-2], strict=True):
         for callee, trips in _CALLEE.findall(text):
             times[callee] += times[name] * int(trips or 1)
-        yield name, text, times[name]
+        yield text, times[name]
 
 
 def _of_text(text: str) -> Iterator[Collective]:
@@ -63,10 +43,6 @@ def _of_text(text: str) -> Iterator[Collective]:
         for array in _ARRAY.findall(results):
             dtype, _, lengths = array
             yield Collective(kind, dtype, _shape(lengths), _bytes_of(array))
-
-
-def _bytes(shapes: str) -> int:
-    return sum(map(_bytes_of, _ARRAY.findall(shapes)))
 
 
 def _bytes_of(array: tuple[str, str, str]) -> int:

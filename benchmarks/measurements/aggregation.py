@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Operator, Problem, compiled, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, compiled, pytorch
 
 ATTENTION_OPERANDS, DCNV3_OPERANDS = ("value", "sampling_locations", "attention_weights"), ("x", "offset", "mask")
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
@@ -104,9 +104,7 @@ ATTENTION = Operator(
         "M3": Attention(4, ((100, 167), (50, 84), (25, 42), (13, 21)), queries=300),
     },
     problem=attention_problem,
-    implementations=compiled.in_jax(
-        jax_dcn.multi_scale_deformable_attention, ATTENTION_OPERANDS, pure_jax.multi_scale_deformable_attention
-    )
+    implementations=compiled.in_jax(jax_dcn.multi_scale_deformable_attention, ATTENTION_OPERANDS)
     | {"PyTorch": pytorch.implementation(pytorch.attention, pytorch.float32_type, layout="nhwc")},
 )
 DCNV3 = Operator(
@@ -115,5 +113,5 @@ DCNV3 = Operator(
     # The first three stages of InternImage, for images of 224 x 224.
     shapes={"W1": Window(2, 56, 4), "W2": Window(2, 28, 8), "W3": Window(2, 14, 16)},
     problem=dcnv3_problem,
-    implementations=compiled.in_jax(jax_dcn.dcnv3, DCNV3_OPERANDS, pure_jax.dcnv3),
+    implementations=compiled.in_jax(jax_dcn.dcnv3, DCNV3_OPERANDS),
 )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Implementation, Operator, Problem, compiled, onnxruntime, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, compiled, pytorch
 
 VARIED = ("x", "offset", "weight", "mask")
 OFFSET_DEVIATION = 2  # pixels
@@ -130,9 +130,7 @@ CONVOLUTION = Operator(
             layout="channels last",
             agrees_at=undeformed,
         ),
-        "pure JAX": compiled.implementation(pure_jax.deform_conv2d, VARIED),
         "torchvision": pytorch.implementation(pytorch.deform_conv2d, pytorch.torchvision_type),
-        "onnxruntime": Implementation(onnxruntime.prepare, compiles=False),
         "reference": compiled.implementation(partial(deformable, backend="reference"), VARIED),
     },
     lower_bounds=(XLA, ONEDNN),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Operator, Problem, compiled, pure_jax, pytorch
+from benchmarks.baselines import Operator, Problem, compiled, pytorch
 
 BINS = 7
 
@@ -77,7 +77,7 @@ PSROI_POOL = Operator(
         "P4": Shape(2, 200, 336, 256, rois=1000, stride=4),  # feature pyramid
     },
     problem=partial(problem, is_deformable=True),
-    implementations=compiled.in_jax(jax_dcn.deform_psroi_pool, ("x", "rois", "offset"), pure_jax.deform_psroi_pool),
+    implementations=compiled.in_jax(jax_dcn.deform_psroi_pool, ("x", "rois", "offset")),
 )
 ROI_ALIGN = Operator(
     name="roi_align",
@@ -88,6 +88,6 @@ ROI_ALIGN = Operator(
         "R3": Shape(2, 200, 336, 256, rois=512, stride=4, points=2),
     },
     problem=partial(problem, is_deformable=False),
-    implementations=compiled.in_jax(jax_dcn.roi_align, ("x", "rois"), pure_jax.roi_align)
+    implementations=compiled.in_jax(jax_dcn.roi_align, ("x", "rois"))
     | {"torchvision": pytorch.implementation(pytorch.roi_align, pytorch.torchvision_type)},
 )

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.ndimage
 
 import jax_dcn
-from benchmarks.baselines import Call, Implementation, Operator, Problem, Unavailable, compiled, pure_jax, pytorch
+from benchmarks.baselines import Call, Implementation, Operator, Problem, Unavailable, compiled, pytorch
 from benchmarks.support import memory
 
 OPERANDS = ("x", "grid")
@@ -63,7 +63,7 @@ SAMPLING = Operator(
         "S5": Shape("scalar field", 1, (512, 512), 1, (10**6,)),
     },
     problem=problem,
-    implementations=compiled.in_jax(jax_dcn.grid_sample, OPERANDS, pure_jax.grid_sample)
+    implementations=compiled.in_jax(jax_dcn.grid_sample, OPERANDS)
     | {"PyTorch": pytorch.implementation(pytorch.grid_sample, pytorch.float32_type)},
 )
 
@@ -109,6 +109,6 @@ SPLINES = Operator(
     function=jax_dcn.map_coordinates,
     shapes={"K1": Field((512, 512), 10**6), "K2": Field((96, 96, 96), 10**6)},
     problem=problem_of_splines,
-    implementations=compiled.in_jax(jax_dcn.map_coordinates, ("input", "coordinates"), pure_jax.cubic_spline)
+    implementations=compiled.in_jax(jax_dcn.map_coordinates, ("input", "coordinates"))
     | {"SciPy": Implementation(with_scipy, compiles=False)},
 )

@@ -1,22 +1,17 @@
-"""A ResNet-like backbone of total stride 8, with plain or deformable operators in its last stage.
+"""A ResNet-like backbone of total stride 8, with deformable convolutions in its last stage.
 
 All downsampling is symmetric (an even kernel with stride 2). The receptive field of cell (i, j) of the feature map is
 therefore centred exactly at (8 i + 4, 8 j + 4), which is what `locations` returns.
 """
-
-from typing import Literal, get_args
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from examples.library.convolution import Conv
-from jax_dcn.linen import DCNv3, DCNv4, DeformConv
+from jax_dcn.linen import DeformConv
 
 STRIDE = 8
-GROUPS = 4  # of DCNv3 and DCNv4
-
-Operator = Literal["plain", "deformable", "dcnv3", "dcnv4"]
 
 
 def locations(height: int, width: int) -> jax.Array:
@@ -35,32 +30,21 @@ def norm(name: str) -> nn.GroupNorm:
 
 
 class Conv3x3(nn.Module):
-    """A layer with a 3x3 window; one that is deformable sows its `offset` and `mask` as intermediates.
-
-    DCNv3 and DCNv4 need `features` channels in the input, too.
-    """
+    """A 3x3 convolution; one that is deformable sows its `offset` and `mask` as intermediates."""
 
     features: int
-    operator: Operator = "plain"
+    is_deformable: bool = False
 
     @nn.compact
     def __call__(self, x):
-        if self.operator == "plain":
+        if not self.is_deformable:
             return Conv(self.features, (3, 3), use_bias=False, name="conv")(x)
-        y, offset, mask = self._layer()(x)
+        # Training starts with zero offsets and masks of 1, where it equals the plain convolution.
+        options = {"use_bias": False, "mask_scale": 2.0, "return_offsets": True}
+        y, offset, mask = DeformConv(self.features, (3, 3), **options, name="conv")(x)
         self.sow("intermediates", "offset", offset)
         self.sow("intermediates", "mask", mask)
         return y
-
-    def _layer(self):
-        options = {"return_offsets": True, "name": "conv"}
-        if self.operator == "dcnv3":
-            return DCNv3(GROUPS, **options)
-        if self.operator == "dcnv4":
-            # Without this scale a new layer returns zeros, and a block of two of them gets no gradients.
-            return DCNv4(GROUPS, center_feature_scale=True, **options)
-        # Training starts with zero offsets and masks of 1, where it equals the plain convolution.
-        return DeformConv(self.features, (3, 3), use_bias=False, mask_scale=2.0, **options)
 
 
 class Block(nn.Module):
@@ -68,7 +52,7 @@ class Block(nn.Module):
 
     features: int
     halve: bool = False
-    operator: Operator = "plain"
+    is_deformable: bool = False
 
     @nn.compact
     def __call__(self, x):
@@ -80,31 +64,27 @@ class Block(nn.Module):
         return nn.relu(shortcut + norm("norm2")(y))
 
     def _conv(self, name):
-        return Conv3x3(self.features, self.operator, name=name)
+        return Conv3x3(self.features, self.is_deformable, name=name)
 
 
 class Backbone(nn.Module):
     """uint8 images [batch, height, width, 3], sides divisible by 8, to features [batch, height/8, width/8, widths[-1]].
 
-    operator: that of the last stage; everything else is the same.
     widths: channels of the stem and of the stages of stride 4, 8 and 8; blocks: residual blocks in each stage.
     """
 
-    operator: Operator = "plain"
     widths: tuple[int, int, int, int] = (24, 32, 64, 64)
     blocks: tuple[int, int, int] = (1, 2, 3)
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        if self.operator not in get_args(Operator):
-            raise ValueError(f"operator must be one of {', '.join(get_args(Operator))}, got {self.operator!r}")
         x = images.astype(jnp.float32) / 127.5 - 1
         x = nn.relu(norm("stem_norm")(_halving_conv(self.widths[0], "stem")(x)))
-        stages = zip(self.widths[1:], self.blocks, (True, True, False), ("plain", "plain", self.operator), strict=True)
-        for stage, (features, blocks, halve, operator) in enumerate(stages, start=1):
+        stages = zip(self.widths[1:], self.blocks, (True, True, False), (False, False, True), strict=True)
+        for stage, (features, blocks, halve, is_deformable) in enumerate(stages, start=1):
             for block in range(blocks):
                 name = f"stage{stage}_block{block}"
-                x = Block(features, halve and block == 0, operator, name=name)(x)
+                x = Block(features, halve and block == 0, is_deformable, name=name)(x)
         return x
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = options.out or Path("out", "rfcn.png" if options.rfcn else "demo.png")
     check_picture(parser, "--out", out)
     make, loss = (rfcn.RFCN, rfcn.loss) if options.rfcn else (Detector, losses.loss)
-    model = make(len(scenes.CLASSES), "deformable", WIDTHS, BLOCKS)
+    model = make(len(scenes.CLASSES), WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
     recipe = Recipe(options.steps, options.batch_size)
     folder = out.with_suffix("")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from examples.library.convolution import Conv
 
-from .backbone import STRIDE, Backbone, Operator, locations, norm
+from .backbone import STRIDE, Backbone, locations, norm
 from .evaluate import Detections, strongest
 
 MAX_LOG_SIZE = 4.0
@@ -29,11 +29,10 @@ class Predictions(NamedTuple):
 class Detector(nn.Module):
     """uint8 images [batch, height, width, 3], sides divisible by 8, to `Predictions`.
 
-    operator, widths, blocks: as in `Backbone`.
+    widths, blocks: as in `Backbone`.
     """
 
     classes: int
-    operator: Operator = "plain"
     widths: tuple[int, int, int, int] = Backbone.widths
     blocks: tuple[int, int, int] = Backbone.blocks
 
@@ -47,7 +46,7 @@ class Detector(nn.Module):
         return jax.nn.sigmoid(logits), boxes
 
     def _features(self, images):
-        return Backbone(self.operator, self.widths, self.blocks, name="backbone")(images)
+        return Backbone(self.widths, self.blocks, name="backbone")(images)
 
     def _head(self, x, classes):
         batch, rows, columns, _ = x.shape

@@ -61,7 +61,6 @@ def test_end_to_end(tiny, tmp_path):
     names = [name for name in operators.baselines() if name != "reference"]
     status, results, text = run(tmp_path, "--dtypes", "float32", "--baselines", *names)
     assert status == 0
-    assert results["not reached"] == []
     rows = {(row["shape"], row["pass"]): row for row in results["operators"]}
     assert set(rows) == {(shape, pass_) for shape in "APRMWSKVN" for pass_ in PASSES}
     for row in rows.values():
@@ -70,27 +69,21 @@ def test_end_to_end(tiny, tmp_path):
         assert all(held is None or held >= 0 for held in row["bytes"].values())
         for times in row["seconds"].values():
             assert 0 < times["min"] <= times["median"] <= times["max"] < math.inf
-    assert {"jax_dcn", "im2col path", deform_conv.XLA, "pure JAX"} <= set(rows["A", "forward"]["seconds"])
+    assert {"jax_dcn", "im2col path", deform_conv.XLA} <= set(rows["A", "forward"]["seconds"])
     assert all(name in text for name in operators.OPERATORS)
 
 
 def test_baselines_agree_on_groups_and_strides():
     shape = TINY._replace(stride=2, dilation=2, groups=2, offset_groups=4)
     for row in rows_of((name for name in BASELINES if name != "reference"), shape, "bfloat16"):
-        assert {"jax_dcn", deform_conv.XLA, "pure JAX"} <= set(row["seconds"])
+        assert {"jax_dcn", deform_conv.XLA} <= set(row["seconds"])
         assert not row["refused"]
 
 
-@pytest.mark.parametrize(
-    ("baseline", "package", "has_backward"),
-    [("onnxruntime", "onnxruntime", False), (deform_conv.ONEDNN, "torch", True)],
-)
-def test_other_libraries_agree(baseline, package, has_backward):
-    pytest.importorskip(package)
-    rows = forward, backward = rows_of([baseline])
-    assert baseline in forward["seconds"] and not forward["refused"] and not backward["refused"], rows
-    assert (baseline in backward["seconds"]) == has_backward
-    assert backward["without"] == ({} if has_backward else {baseline: "has no backward pass"})
+def test_another_library_agrees():
+    pytest.importorskip("torch")
+    rows = rows_of([deform_conv.ONEDNN])
+    assert all(deform_conv.ONEDNN in row["seconds"] and not row["refused"] for row in rows), rows
 
 
 def test_chosen_baselines_an_absent_library_and_limited_instructions(tiny, tmp_path, monkeypatch):
@@ -103,24 +96,18 @@ def test_chosen_baselines_an_absent_library_and_limited_instructions(tiny, tmp_p
     assert "ONEDNN_MAX_CPU_ISA AVX2" in text
 
 
-def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
-    _, results, text = run(tmp_path, "--dtypes", "float32", "--seconds", "0")
-    assert results["operators"] == []
-    assert f"Not reached in 0 s: {', '.join(f'{shape} float32' for shape in 'APRMWSKVN')}." in text
-
-
 @pytest.mark.parametrize("wrong", [lambda y: y + 1, lambda y: y * math.nan], ids=["values", "nan"])
 def test_a_wrong_baseline_is_refused(tiny, wrong, tmp_path, monkeypatch):
     def deformable(**arguments):
         return wrong(deform_conv.deformable(**arguments))
 
     other = compiled.implementation(deformable, deform_conv.VARIED)
-    monkeypatch.setitem(BASELINES, "pure JAX", other)
-    status, results, text = run_tiny_convolution(tmp_path, "--baselines", "pure JAX")
+    monkeypatch.setitem(BASELINES, "im2col path", other)
+    status, results, text = run_tiny_convolution(tmp_path, "--baselines", "im2col path")
     assert status == 1
     forward = results["operators"][0]
     assert set(forward["seconds"]) == {"jax_dcn"}
-    assert forward["refused"]["pure JAX"].startswith("differs from jax_dcn in y by ")
+    assert forward["refused"]["im2col path"].startswith("differs from jax_dcn in y by ")
     assert "**refused**" in text
 
 

@@ -11,15 +11,12 @@ import jax_dcn
 from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
-    Case,
     assert_close,
     cast,
     compiled_pull_back,
     convolve,
     explicit_gradients,
 )
-from tests.helpers.deform_conv.numpy_reference import Convolution
-from tests.helpers.operators import custom_calls, custom_calls_on
 
 IMAGE = np.array([[1.0, 4.0, 9.0], [16.0, 25.0, 36.0]])
 NON_DIFFERENTIABLE_POINTS = [
@@ -103,45 +100,3 @@ def test_explicit_gradients(name, backend):
     _, gradients = compiled_pull_back(case, backend)(cotangent, operands)
     explicit = jax.jit(lambda *a: explicit_gradients(*a, backend=backend, **case.keywords))(cotangent, operands)
     assert_close(explicit, gradients._replace(bias=None), 1e-5, 1e-5)
-
-
-REQUESTED = Case("requested", (5, 6), 4, 3, (3, 2), 2, (2,), Convolution(padding="SAME"))
-# The kernel of offset and mask takes the samples, which the gradient of weight needs, in passing.
-KERNELS = {"x": "dcn_cpu_x_cotangent", "offset": "dcn_offset_cotangent", "mask": "dcn_offset_cotangent"}
-
-
-@pytest.mark.parametrize(
-    "names, is_explicit",
-    [
-        *(((name,), True) for name in ("x", "offset", "weight", "mask")),
-        *((names.split("+"), False) for names in ("weight+bias", "offset+mask", "weight+mask", "x+offset+weight")),
-    ],
-)
-@pytest.mark.usefixtures("im2col_on_cpu")
-def test_only_what_is_requested_is_computed(names, is_explicit, platform):
-    """The program has the kernels of the requested gradients, which compute nothing else, and the same numbers."""
-    operands, cotangent = cast((REQUESTED.operands(), REQUESTED.cotangent()), np.float32)
-    some = {name: getattr(operands, name) for name in names}
-
-    def loss(some):
-        # It is linear in the output, so that only the part of the forward pass remains that the gradients need.
-        return (convolve(operands._replace(**some), **REQUESTED.keywords) * cotangent).sum()
-
-    def gradients(some):
-        if is_explicit:
-            function = getattr(jax_dcn, f"deform_conv2d_{'input' if names == ('x',) else names[0]}_grad")
-            x, offset, weight, _, mask = operands._replace(**some)
-            return {names[0]: function(cotangent, x, offset, weight, mask, **REQUESTED.keywords)}
-        return jax.grad(loss)(some)
-
-    compiled = jax.jit(gradients).lower(some).compile()
-    expected = {KERNELS[name] for name in names if name in KERNELS}
-    if "weight" in names and "dcn_offset_cotangent" not in expected:
-        expected.add("dcn_sample")
-    assert custom_calls(compiled) == custom_calls_on(platform, expected)
-    attributes = {"offset": "offset", "mask": "mask", "weight": "columns"}
-    for name, attribute in attributes.items() if "dcn_offset_cotangent" in expected else ():
-        requested = re.findall(rf"{attribute}_requested = (true|false)", compiled.as_text())
-        assert set(requested) == {str(name in names).lower()}
-    _, all_gradients = compiled_pull_back(REQUESTED, None)(cotangent, operands)
-    assert_close(compiled(some), {name: getattr(all_gradients, name) for name in names}, 1e-5, 1e-5)

@@ -1,7 +1,5 @@
 """Values and gradients against the numpy reference and jax's own convolution."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jax_dcn
-from tests.helpers.deform_conv import xla
 from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
@@ -75,37 +71,6 @@ def test_data_formats_agree_over_any_batch_dimensions(name, data_format, x64):
     )
     assert_close(jnp.moveaxis(first_y, channels, -1), y)
     assert_close(to_channels_last(jax.tree.map(np.asarray, first_gradients)), gradients)
-
-
-PADDINGS = ["SAME", "SAME_LOWER", "VALID", "CIRCULAR", 0, 2, (2, 1), ((1, 0), (0, 2)), ((-1, 1), (2, -2))]
-
-
-@pytest.mark.parametrize(
-    "padding, groups, offset_groups, strides, dilation",
-    [
-        *((padding, 2, 3, (2, 1), (1, 2)) for padding in PADDINGS),
-        ("SAME_LOWER", 1, 1, (1, 1), (1, 1)),
-        ("SAME", 6, 1, (1, 1), (1, 1)),
-        ("VALID", 3, 2, (1, 1), (1, 1)),
-    ],
-)
-def test_zero_offsets_are_a_plain_convolution(padding, groups, offset_groups, strides, dilation, x64):
-    rng = np.random.default_rng(0)
-    x, weight = rng.normal(size=(2, 7, 8, 6)), rng.normal(size=(3, 2, 6 // groups, 12))
-
-    keywords = {"strides": strides, "padding": padding, "kernel_dilation": dilation, "feature_group_count": groups}
-
-    @jax.jit
-    def both(x, weight):
-        y, pullback = jax.vjp(lambda x, weight: xla.convolve(x, weight, **keywords), x, weight)
-        offset = jnp.zeros((*y.shape[:3], offset_groups * 12))
-        deform = functools.partial(jax_dcn.deform_conv2d, **keywords)
-        deformed, deformed_pullback = jax.vjp(lambda x, weight: deform(x, offset, weight), x, weight)
-        cotangent = jnp.cos(jnp.arange(y.size)).reshape(y.shape)
-        return (y, *pullback(cotangent)), (deformed, *deformed_pullback(cotangent))
-
-    plain, deformed = both(x, weight)
-    assert_close(deformed, plain)
 
 
 def far(offset, *values):

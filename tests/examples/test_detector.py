@@ -17,8 +17,7 @@ import examples
 from benchmarks.lowering.hlo import collectives
 from examples.detector import demo, evaluate, rfcn, scenes
 from examples.detector.backbone import locations
-from examples.detector.losses import assign, loss
-from examples.detector.model import Detector
+from examples.detector.losses import assign
 from examples.detector.train import Recipe, train, train_step
 from examples.library import boxes
 from examples.library.boxes import Boxes, encode
@@ -111,22 +110,6 @@ def test_every_object_has_a_location_and_the_smallest_wins():
     assert_array_equal(cells[found & (chosen == 1)], [[28, 28]])
 
 
-def test_gradients_reach_new_layers():
-    """The weights of both layers of a block start at zero."""
-    batch = scenes.make_batch("train", 0, range(2), 64)
-    model = Detector(**TINY, operator="dcnv4")
-    params = jax.jit(model.init)(jax.random.key(0), batch.images)["params"]
-    gradients = jax.jit(jax.grad(lambda params: loss(model, params, batch)))(params)["backbone"]["stage3_block0"]
-    for conv in ("conv1", "conv2"):
-        for name in ("value_proj", "offset_mask", "output_proj"):
-            assert np.abs(gradients[conv]["conv"][name]["kernel"]).max() > 0, (conv, name)
-
-
-def test_an_unknown_operator_is_an_error():
-    with pytest.raises(ValueError, match="operator must be one of plain, deformable, dcnv3, dcnv4, got 'DCNv3'"):
-        jax.eval_shape(Detector(**TINY, operator="DCNv3").init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.uint8))
-
-
 @pytest.mark.parametrize("detector", [[], ["--rfcn"]])
 def test_the_demo(detector, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "WIDTHS", TINY["widths"])
@@ -171,7 +154,7 @@ def test_right_regions_have_a_small_loss_and_padding_none(batch):
     assert_allclose(rfcn.refine(near, deltas)[valid], boxes[valid], atol=1e-3)
 
 
-RFCN = rfcn.RFCN(**TINY, operator="deformable")
+RFCN = rfcn.RFCN(**TINY)
 
 
 @pytest.mark.platforms("cpu")

@@ -120,21 +120,6 @@ def test_safetensors_of_other_types(tmp_path):
         load_bytes((2).to_bytes(8, "little") + b"{}", tmp_path / "weights.safetensors")
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_tensors_that_are_not_dense():
-    torch = pytest.importorskip("torch")
-    tensors = [
-        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
-        torch.ones(2, 2).to_sparse(),
-        torch.ones(2, device="meta"),
-        torch.ones(2).to(torch.float8_e4m3fn),
-    ]
-    like = {"weight": jax.ShapeDtypeStruct((2,), np.float32)}
-    for tensor in tensors:
-        with pytest.raises(ValueError, match="'weight' cannot be converted"):
-            interop.from_torch({"weight": tensor}, like)
-
-
 @pytest.mark.parametrize(
     "value",
     [

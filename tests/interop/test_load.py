@@ -50,37 +50,6 @@ def test_torch(inside, arrays, tmp_path):
     assert_same(interop.load(tmp_path / "weights.pth"), arrays)
 
 
-class HistoryBuffer:
-    """Like mmengine's: an object of arrays, whose state refers to functions."""
-
-    def __init__(self):
-        self.values, self.methods = np.ones(3), {"mean": HistoryBuffer.mean}
-
-    def mean(self):
-        """The mean of the values."""
-        return self.values.mean()
-
-
-class Command:
-    """Runs code when a file of it is read, if it may."""
-
-    def __reduce__(self):
-        return exec, ("raise SystemExit('code of the file was run')",)
-
-
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_torch_files_with_objects(is_zip, tmp_path):
-    """Such as the checkpoints that mmengine's runner writes. Nothing in them is run."""
-    torch = pytest.importorskip("torch")
-    log = {"log_scalars": {"loss": HistoryBuffer()}, "path": tmp_path, "command": Command()}
-    content = {"meta": {"epoch": 12}, "message_hub": log, "state_dict": {"a": torch.ones(2)}}
-    torch.save(content, tmp_path / "weights.pth", _use_new_zipfile_serialization=is_zip)
-    assert_same(interop.load(tmp_path / "weights.pth"), {"a": np.ones(2, np.float32)})
-    torch.save({"state_dict": {"a": torch.ones(2), "b": HistoryBuffer()}}, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"'b' in .* comes from 'tests.interop.test_load.HistoryBuffer', "):
-        interop.load(tmp_path / "weights.pth")
-
-
 def test_pickles(arrays, tmp_path):
     """Files of Detectron2, which contain a second state dict."""
     content = {"model": arrays, "averaged": {"conv.weight": 2 * arrays["conv.weight"]}, "best": np.ones(1)}
@@ -212,10 +181,3 @@ def test_errors(tmp_path):
         interop.load(tmp_path / "weights.h5")
     with pytest.raises(FileNotFoundError):
         interop.load(tmp_path / "weights.npz")
-
-
-def test_torch_files_without_arrays(tmp_path):
-    torch = pytest.importorskip("torch")
-    torch.save([1, 2], tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match="holds no arrays by name"):
-        interop.load(tmp_path / "weights.pth")

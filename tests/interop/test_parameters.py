@@ -128,13 +128,6 @@ def test_offsets_of_a_layer_that_has_none():
         interop.from_torch(state, layer.init(jax.random.key(0), x, offset), module="res3.0.conv2")
 
 
-def test_other_layers_called_fc_offset():
-    params = {"fc_offset": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}
-    state = interop.to_torch(params)
-    assert state.keys() == {"fc_offset.weight", "fc_offset.bias"}
-    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(state, params), params)
-
-
 def test_names_of_their_own():
     """A parameter named scale may belong to other layers than norms."""
     found = interop.from_torch({"scales.0.scale": np.full(1, 3.0)}, {"scales_0": {"scale": np.ones(1)}})
@@ -286,13 +279,6 @@ def test_two_convolutions_and_back(style, modulated, module):
     expected |= {f"{masks}weight": (6, 4, 1, 2, 3), f"{masks}bias": (6,)} if modulated else {}
     assert {name: array.shape for name, array in state.items()} == expected
     jax.tree.map(np.testing.assert_array_equal, interop.from_torch(state, variables, module=module), variables)
-
-
-def test_two_convolutions_of_two_libraries():
-    params = parameters()
-    state = {name: interop.to_torch(params, style=name, module="conv2") for name in TWO_CONVOLUTIONS}
-    with pytest.raises(ValueError, match=r"'conv2.offset_generator.weight' and 'conv2.offset_conv.weight', which name"):
-        interop.from_torch(state["tvdcn"] | state["birefnet"], params, module="conv2")
 
 
 @pytest.mark.parametrize("kind", ["BiRefNet", "ALIKED", "ALIKED with masks"])

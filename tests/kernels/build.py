@@ -1,4 +1,4 @@
-"""Compiles programs of the CPU's kernels, and the fuzzer."""
+"""Compiles programs of the CPU's kernels."""
 
 import functools
 import hashlib
@@ -8,20 +8,17 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 
 import jax
 import pytest
 
-from benchmarks.lowering import executed_ptx
 from benchmarks.lowering.executed_ptx import LIB
-from benchmarks.support import cached_build, cuda_tools
+from benchmarks.support import cached_build
 
 HERE = pathlib.Path(__file__).parent
 CPU = LIB / "cpu"
-FUZZ = HERE.parent / "fuzz"
 
 FUSED_CPU = LIB / "deform_conv" / "fused_cpu"
 FUSED_PLAN = FUSED_CPU / "plan.cc"
@@ -49,10 +46,9 @@ SANITIZERS = {
     # The checks of inlined functions take several times as long to compile.
     "memory": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-inline"],
     "threads": ["-fsanitize=thread"],
-    "fuzzer": ["-fsanitize=fuzzer,address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"],
     "aarch64": ["-static", "-O3", "-ffp-contract=fast"],
 }
-COMPILERS = dict.fromkeys(SANITIZERS, COMPILER) | {"fuzzer": "clang++", "aarch64": "aarch64-linux-gnu-g++"}
+COMPILERS = dict.fromkeys(SANITIZERS, COMPILER) | {"aarch64": "aarch64-linux-gnu-g++"}
 
 
 def mutations(names: Iterable[str], always: Collection[str]) -> list:
@@ -89,7 +85,7 @@ def cpu_fused_program(
     """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in a copy of lib/.
 
     `sets` are all instruction sets, or PORTABLE. `changed` has names of files and of instruction sets. The program may
-    emulate AVX-512, AVX512-BF16 and AMX, in terms of AVX2.
+    emulate AMX.
     """
     main = [FUSED_CPU / "fused.cc", CPU / "device.cc", FUSED_PLAN]
     sources = {path.stem: (path, []) for path in main}
@@ -98,7 +94,7 @@ def cpu_fused_program(
         is_kernel = name in (*INSTRUCTION_SETS, *AARCH64_SETS)
         source = "kernels.cc" if is_kernel else f"{name}.cc"
         own = [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else []
-        own += ["-include", "emulated_instructions.h"] if is_emulated else []
+        own += ["-include", "emulated_amx.h"] if is_emulated and name == "amx" else []
         sources[name] = (FUSED_CPU / source, own)
     compiled = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)])]
     for name, (path, own) in sources.items():
@@ -115,58 +111,6 @@ def cpu_kernels(file: str, instructions: str, flags: Collection[str] = (), compi
     return _compile((compiler, LIB / file, [*CPU_FLAGS, *own, *flags]))
 
 
-def all_cpu_kernels(sets: Collection[str]) -> list[tuple[pathlib.Path, list[str]]]:
-    """The sources of all CPU kernels, and the flags of each. `sets` are INSTRUCTION_SETS, or PORTABLE."""
-    flags = _cpu_flags(sets)
-    once = [path for path in (*sorted(CPU.glob("*.cc")), *sorted(FUSED_CPU.glob("*.cc"))) if path not in CPU_KERNELS]
-    kernels = [
-        (path, [*flags, f"-DDCN_INSTRUCTION_SET={instructions}"]) for path in CPU_KERNELS for instructions in sets
-    ]
-    return [*((path, flags) for path in once), *kernels]
-
-
-def last_task_program(name: str, changed: Mapping[str, pathlib.Path] = MappingProxyType({})) -> pathlib.Path:
-    """An executable of `name` and the portable CPU kernels, with the Device of last_task/.
-
-    It runs only a loop's last task. The files `changed` replace those of lib/ that their keys name.
-    """
-    own = ["-iquote", str(HERE / "last_task"), *_cpu_flags(PORTABLE)]
-    kernels = {str(path.relative_to(LIB)): path for path in CPU_KERNELS} | changed
-    sources = [HERE / name, CPU / "dispatch.cc", CPU_INSTRUCTION_SETS, FUSED_PLAN, *kernels.values()]
-    return _link(pathlib.Path(name).stem, [(path, own) for path in sources], "none")
-
-
-def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
-    """The fuzzing program of a backend, "cpu" or "cuda", or of its handlers alone, "cpu_contract" or "contract".
-
-    "cpu_portable" has only the portable kernels. With the sanitizer "fuzzer" it is libFuzzer's; with any other it
-    replays a corpus. "aarch64" is for "cpu" only. Files in `changed` replace those of lib/.
-    """
-    names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
-    is_cpu = backend.startswith("cpu")
-    decoding = [*handlers("cpu"), LIB / "deform_conv/fused_rules.cc"] if is_cpu else handlers("cuda")
-    ffi = [(path, changed / path.relative_to(LIB)) for path in decoding]
-    ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
-    harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []
-    if is_cpu:
-        all_sets = AARCH64_SETS if sanitizer == "aarch64" else INSTRUCTION_SETS
-        sets = {"cpu": all_sets, "cpu_portable": PORTABLE}.get(backend)
-        contract = [(path, CPU_FLAGS) for path in (*kernels, CPU / "registry.cc", FUSED_PLAN)]
-        rest = [(path, [*own, *CPU_FLAGS]) for path, own in ffi]
-        rest += all_cpu_kernels(sets) if sets else contract
-    else:
-        cuda = ["-isystem", _toolkit_headers()]
-        ffi = [*ffi, (LIB / "cuda" / "registry.cc", [])]
-        rest = [(path, [*flags, "-O0", *cuda, "-include", "ptx/stream.h"]) for path, flags in ffi]
-        if backend == "cuda":
-            harness[names.index("handlers")] = (FUZZ / "handlers.cc", [*cuda, "-DDCN_EXECUTES_PTX"])
-            compiled = executed_ptx.objects()
-        else:
-            rest += [(path, cuda) for path in kernels]
-        rest.append((FUSED_PLAN, CPU_FLAGS))
-    return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer, compiled)
-
-
 @functools.cache
 def has(sanitizer: str) -> bool:
     """Whether the compiler supports the sanitizer and its library is installed."""
@@ -174,29 +118,16 @@ def has(sanitizer: str) -> bool:
     return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
 
 
-def handlers(platform: str) -> list[pathlib.Path]:
-    """The files of the handlers of "cpu" or "cuda"."""
-    return [*sorted(LIB.glob("*/handlers.cc")), *sorted(LIB.glob(f"*/handlers_{platform}*.cc"))]
-
-
 def _cpu_flags(sets):
     return [*CPU_FLAGS, *(["-DDCN_HAS_X86_KERNELS=0"] if list(sets) == PORTABLE else [])]
 
 
-def _toolkit_headers():
-    """The folder of the CUDA toolkit's headers."""
-    command = [cuda_tools.find("nvcc"), "--dryrun", "-c", "any.cc"]
-    steps = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
-    return re.search(r'INCLUDES="-I([^"]+)"', steps)[1]
-
-
-def _link(name, sources, sanitizer, compiled=()):
-    """`sources` are pairs of a path and its own flags; `compiled` are libraries and object files."""
+def _link(name, sources, sanitizer):
+    """`sources` are pairs of a path and its own flags."""
     compiler, flags = COMPILERS[sanitizer], SANITIZERS[sanitizer]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(_compile, [(compiler, path, [*own, *flags]) for path, own in sources]))
-    search = [f"-Wl,-rpath,{path.parent}" for path in compiled if path.suffix == ".so"]
-    return cached_build.build(name, [compiler, *flags, "-pthread", *objects, *compiled, *search], [])
+    return cached_build.build(name, [compiler, *flags, "-pthread", *objects], [])
 
 
 def _compile(compiler_source_and_flags):
@@ -207,4 +138,4 @@ def _compile(compiler_source_and_flags):
 
 @functools.cache
 def _headers():
-    return [*sorted(LIB.rglob("*.h")), *sorted(HERE.rglob("*.h")), *sorted(FUZZ.glob("*.h"))]
+    return [*sorted(LIB.rglob("*.h")), *sorted(HERE.rglob("*.h"))]

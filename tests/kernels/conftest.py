@@ -24,7 +24,12 @@ def thorough(*parameters):
     return [pytest.param(parameter, marks=pytest.mark.thorough) for parameter in parameters]
 
 
-@pytest.fixture(scope="module", params=["sm_80", *thorough("sm_90", "cuda12")])
+# One SM takes rounds of more samples, and one block iterates over several of them. Another seed is another order of the
+# blocks and warps.
+SMALL_GPU = {"sms": 1, "max_grid_blocks": 1, "seed": 2}
+
+
+@pytest.fixture(scope="module", params=["sm_80", *thorough("sm_90", "cuda12", "small_gpu")])
 def interpreter(request):
     """The interpreter of the CUDA handlers, whose kernels are the PTX for an architecture.
 
@@ -32,9 +37,11 @@ def interpreter(request):
     """
     if reason := executed_ptx.missing() or (cuda12.missing() if request.param == "cuda12" else None):
         pytest.skip(reason)
-    if request.param == "cuda12":
-        return executed_ptx.interpreter(80, cuda12.variables()["CUDACXX"])
-    return executed_ptx.interpreter(int(request.param.removeprefix("sm_")))
+    nvcc = cuda12.variables()["CUDACXX"] if request.param == "cuda12" else None
+    found = executed_ptx.interpreter(90 if request.param == "sm_90" else executed_ptx.ARCHITECTURE, nvcc)
+    before = found.set(**(SMALL_GPU if request.param == "small_gpu" else {}))
+    yield found
+    found.set(**before)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-// Calls kernels on operands of more than 2^32 elements, to find indices that overflow 32 bits. Only the last task or
-// block of each loop or launch runs, so only the pages that it accesses take memory. Its results must be in the last
-// elements, and it must not access memory outside the operands.
+// Calls kernels on operands of more than 2^32 elements, to find indices that overflow 32 bits. Only the last block of
+// each launch runs, so only the pages that it accesses take memory. Its results must be in the last elements, and it
+// must not access memory outside the operands.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -8,13 +8,10 @@
 #include <cstdlib>
 
 #include "aggregation/aggregation.h"
-#include "cpu/element.h"
 #include "deform_conv/deform_conv.h"
 #include "device.h"
-#include "roi_pool/roi_pool.h"
-#ifdef __CUDACC__
 #include "ptx/memory.h"
-#endif
+#include "roi_pool/roi_pool.h"
 
 namespace dcn {
 namespace {
@@ -35,9 +32,7 @@ class Large {
       std::printf("no address space\n");
       std::exit(2);
     }
-#ifdef __CUDACC__
     ptx::AddAllocation(data_, size_t(size) * sizeof(T), false, false);
-#endif
   }
 
   T* data() { return data_; }
@@ -114,15 +109,11 @@ void TestManyImages() {
   Device device(nullptr);
   Large<int32_t> origin(4);
   const Positions positions = {offset.data(), nullptr, origin.data()};
-#ifdef __CUDACC__
   Large<int32_t> samples(4 * kImages), cell_start(5 * kImages), workspace(kImages);
   const SortedSamples sorted = {samples.data(), cell_start.data()};
   Check(SortSamples(device, DType::kF32, sizes, positions, sorted, workspace.data()));
   const GatherSizes gather = {kImages, 1, 1, kChannels, 1, false, 1, kImages, kImages, 1};
   Check(GatherSamples(device, DType::kF32, gather, sorted, origin.data(), d_columns.data(), false, d_x.data()));
-#else
-  Check(XCotangent(device, DType::kF32, sizes, positions, d_columns.data(), d_x.data()));
-#endif
   Expect("the last pixel's cotangent", d_x.last(), 7);
 }
 
@@ -160,7 +151,6 @@ void TestWideImage() {
   Expect("the last of many columns", pooled.last(), 3);
 }
 
-#ifdef __CUDACC__
 // An attention to a level, with one tap per query.
 AggregationSizes OneTapPerQuery(int64_t batches, int64_t channels, int64_t queries, int32_t side) {
   AggregationSizes sizes = {batches, 1, channels, int64_t{side} * side, queries, 1, 1, 1};
@@ -206,8 +196,6 @@ void TestManyBatchesOfQueries() {
   Expect("the last value's cotangent", d_value.last(), 10);
 }
 
-#endif
-
 }  // namespace
 }  // namespace dcn
 
@@ -217,9 +205,7 @@ int main() {
   dcn::TestManyImages();
   dcn::TestManyBatchesOfRois();
   dcn::TestWideImage();
-#ifdef __CUDACC__
   dcn::TestManyQueries();
   dcn::TestManyBatchesOfQueries();
-#endif
   std::puts("all last places are right");
 }

@@ -1,4 +1,4 @@
-"""Operands of more than 2^32 elements: the last block or task writes the last elements of the results."""
+"""Operands of more than 2^32 elements: the last block of each launch writes the last elements of the results."""
 
 import re
 
@@ -7,12 +7,15 @@ import pytest
 from benchmarks.lowering import executed_ptx
 
 from . import build
-from .mutations import Mutation
 
 pytestmark = pytest.mark.platforms("cpu")
 
 
-def run(program):
+def run(kernels=executed_ptx.KERNELS):
+    """The exit status and output of large.cc with the CUDA kernels."""
+    if executed_ptx.missing():
+        pytest.skip(executed_ptx.missing())
+    program = executed_ptx.program(build.HERE / "large.cc", kernels=kernels)
     # The interpreter's records of all accesses would take memory.
     status, output = executed_ptx.run(program, only_last_block=1, checks_races=0)
     if status == 2:
@@ -20,44 +23,21 @@ def run(program):
     return status, output
 
 
-def on_cuda(kernels=executed_ptx.KERNELS):
-    """The exit status and output of large.cc with the CUDA kernels."""
-    if executed_ptx.missing():
-        pytest.skip(executed_ptx.missing())
-    return run(executed_ptx.program(build.HERE / "large.cc", kernels=kernels))
-
-
-def test_last_places_on_cuda():
-    assert on_cuda() == (0, "all last places are right\n")
-
-
-@pytest.mark.thorough
-def test_last_places_on_cpu():
-    assert run(build.last_task_program("large.cc")) == (0, "all last places are right\n")
+def test_last_places():
+    assert run() == (0, "all last places are right\n")
 
 
 WRONG_PLACE = "the last .* is .*, must be|out of bounds"
 
 
-def mutation(file, change, kernel=""):
-    return Mutation(file, change, WRONG_PLACE, kernel)
-
-
-# An index, computed in int32.
+# An index, computed in int32: the file of lib/, its change, and the file of kernels that is compiled with a header.
 MUTATIONS = {
-    "pixel of x": ("deform_conv/cuda_sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv/cuda"),
     "pixel of a large image": (
         "deform_conv/cuda_sample_rounds.h",
         "pixel = ({~~int64_t{y.first}~>y.first~~} * {~~sizes.width~>int32_t(sizes.width)~~} + x.first)",
         "deform_conv/cuda",
     ),
-    "columns of an image": (
-        "deform_conv/cuda_x.cu",
-        "d_columns + {~~~>int32_t(~~}image * sizes.samples * sizes.channels{~~~>)~~}",
-    ),
-    "corners of a tap": ("aggregation/cuda.cu", "first_byte + {~~~>int32_t(~~}pixel * distances.right{~~~>)~~}"),
     "query's result": ("aggregation/cuda.cu", "out + {~~~>int32_t(~~}row * sizes.channels + channel{~~~>)~~}"),
-    "cotangents of taps": ("aggregation/cuda.cu", "d_out + {~~~>int32_t(~~}row * sizes.channels{~~~>)~~}"),
     "channels of a head": (
         "aggregation/cuda_value.cu",
         "d_out + {~~~>int32_t(~~}first_query.index(sizes) * sizes.channels{~~~>)~~} + channel",
@@ -66,14 +46,9 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, always=["pixel of a large image"]))
-def test_an_index_of_32_bits_is_found_on_cuda(name, tmp_path):
-    status, output = on_cuda(mutation(*MUTATIONS[name]).kernels(tmp_path))
-    assert status < 0 or re.search(WRONG_PLACE, output), output
-
-
-@pytest.mark.thorough
-def test_an_index_of_32_bits_is_found_on_cpu(tmp_path):
-    file, change = "deform_conv/cpu.cc", "{~~~>int32_t(~~}(p * taps + k) * sizes.channels{~~~>)~~}"
+def test_an_index_of_32_bits_is_found(name, tmp_path):
+    file, change, *kernel = MUTATIONS[name]
     folder = build.mutated(build.LIB, file, change, tmp_path)
-    status, output = run(build.last_task_program("large.cc", {file: folder / file}))
+    kernel = kernel[0] if kernel else file.removesuffix(".cu")
+    status, output = run(executed_ptx.KERNELS | {kernel: folder / f"{kernel}.cu"})
     assert status < 0 or re.search(WRONG_PLACE, output), output

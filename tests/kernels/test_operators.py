@@ -24,6 +24,7 @@ from tests.helpers.deform_conv.cases import Case, assert_close, pull_back
 from tests.helpers.deform_conv.narrow import narrowed
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.operators import test_derivatives as derivatives
+from tests.operators import test_ffi_calls as ffi_calls
 from tests.operators import test_golden as golden
 from tests.operators import test_random_problems as random_problems
 from tests.operators import test_special as special
@@ -52,6 +53,17 @@ def test_these_tests_run_the_kernels(interpreter):
     programs = [jax.jit(function) for function in (all_operators, jax.grad(all_operators, (0, 1, 2, 3)), tangent)]
     text = "".join(program.lower(*operands).as_text() for program in programs)
     assert [name for name in interpreter.handlers.values() if f"@{name}(" not in text] == []
+
+
+# The other handlers are compiled from the same files as those of the CPU.
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.thorough) for name in ffi_calls.FUNCTIONS if name not in ("columns", "fused")
+]
+
+
+@pytest.mark.parametrize("function", ["columns", *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
+def test_wrong_calls_are_refused(function):
+    ffi_calls.check_that_wrong_calls_are_refused(function, "cuda")
 
 
 test_conv_numpy_reference = conv_values.test_numpy_reference

@@ -37,44 +37,12 @@ __global__ void StaticBeyondKernel(int* out) {
   out[threadIdx.x] = values[threadIdx.x + 1] + others[threadIdx.x];
 }
 
-// An index that the compiler does not know puts the array in local memory, which the interpreter does not have.
-__global__ void ArrayInLocalMemoryKernel(int* out) {
-  int values[kThreads];
-  for (int i = 0; i < kThreads; ++i) values[out[i]] = i;
-  out[threadIdx.x] = values[out[threadIdx.x]];
-}
-
 __global__ void DivergentBarrierKernel(int*) {
   if (threadIdx.x != 5) __syncthreads();
 }
 
-__global__ void TwoBarriersKernel(int*) {
-  if (threadIdx.x < 32) {
-    __syncthreads();
-  } else {
-    __syncthreads();
-  }
-}
-
 __global__ void DivergentShuffleKernel(int* out) {
   if (threadIdx.x != 5) out[threadIdx.x] = __shfl_xor_sync(~0u, int(threadIdx.x), 1);
-}
-
-__global__ void ShuffleKernel(int* out) {
-  const int me = int(threadIdx.x), lane = me % 32;
-  out[me] = __shfl_xor_sync(~0u, me, 3) == (me ^ 3);
-  out[me] += __shfl_up_sync(~0u, me, 2) == (lane < 2 ? me : me - 2);
-  out[me] += __shfl_down_sync(~0u, me, 2, 8) == (lane % 8 > 5 ? me : me + 2);
-  out[me] += __shfl_sync(~0u, double(me), 9, 16) == me / 16 * 16 + 9;
-  out[me] += __ballot_sync(~0u, lane % 2) == 0xaaaaaaaa && __any_sync(~0u, lane == 5) && !__any_sync(~0u, lane > 31);
-  out[me] += __match_any_sync(~0u, lane / 8) == 0xffu << lane / 8 * 8;
-  // Each half of the warp votes separately, the first twice.
-  const unsigned half = lane < 16 ? 0xffff : 0xffff0000;
-  for (int round = 0; round < (lane < 16 ? 2 : 1); ++round) out[me] += __ballot_sync(half, 1) == half;
-}
-
-__global__ void ExcludedLaneKernel(int* out) {
-  out[threadIdx.x] = threadIdx.x % 32 < 16 ? __shfl_sync(0xffff, int(threadIdx.x), 20) : 0;
 }
 
 template <bool kSyncWarp>
@@ -83,18 +51,6 @@ __global__ void WarpKernel(int* out) {
   values[threadIdx.x] = int(threadIdx.x);
   if (kSyncWarp) __syncwarp();
   out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // a shuffle does not order memory accesses
-}
-
-// The threads that share a count add to it, and then each reads it.
-template <int kSharing, bool kFirstBarrier, bool kSecondBarrier>
-__global__ void CountKernel(int* out) {
-  __shared__ int counts[kThreads / kSharing];
-  int& count = counts[threadIdx.x / kSharing];
-  if (threadIdx.x % kSharing == kSharing - 1) count = 0;
-  if (kFirstBarrier) __syncwarp();
-  if (threadIdx.x % 3 != 1) atomicAdd(&count, 1);
-  if (kSecondBarrier) __syncwarp();
-  out[threadIdx.x] = count;
 }
 
 // Both blocks write the same words.
@@ -119,18 +75,10 @@ const std::map<std::string, Toy> kToys = {
     {"rotate_without_second_barrier", {RotateKernel<true, false>}},
     {"unwritten", {UnwrittenKernel}},
     {"static_beyond", {StaticBeyondKernel}},
-    {"array_in_local_memory", {ArrayInLocalMemoryKernel}},
     {"divergent_barrier", {DivergentBarrierKernel}},
-    {"two_barriers", {TwoBarriersKernel}},
     {"divergent_shuffle", {DivergentShuffleKernel}},
-    {"shuffle", {ShuffleKernel}},
-    {"excluded_lane", {ExcludedLaneKernel}},
     {"warp", {WarpKernel<true>}},
     {"warp_without_barrier", {WarpKernel<false>}},
-    {"count", {CountKernel<32, true, true>}},
-    {"count_without_first_barrier", {CountKernel<32, false, true>}},
-    {"count_without_second_barrier", {CountKernel<32, true, false>}},
-    {"count_of_two_warps", {CountKernel<64, true, true>}},
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
     {"unknown_instruction", {UnknownInstructionKernel}},

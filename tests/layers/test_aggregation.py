@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 
 import jax_dcn
 from jax_dcn import interop
-from tests.helpers.layers import assert_close, both_interfaces, build, linen_layer, randomized
+from tests.helpers.layers import assert_close, both_interfaces, build, linen_layer
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden/aggregation/layers"
 GOLDEN_CASES = {
@@ -155,16 +154,6 @@ def test_new_layers():
     layer, inputs = build(linen_layer, "MultiScaleDeformableAttention", return_sampling=True)
     _, _, weights = layer.apply(layer.params, *inputs)
     np.testing.assert_allclose(weights, 1 / 6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["DeformConv", "MultiScaleDeformableAttention", "DCNv3"])
-def test_export_for_any_batch(name):
-    layer, inputs = build(linen_layer, name)
-    params = randomized(layer.params)
-    (batch,) = export.symbolic_shape("batch")
-    shapes = [jax.ShapeDtypeStruct((batch, *array.shape[1:]), array.dtype) for array in inputs]
-    exporter = export.export(jax.jit(layer.apply), disabled_checks=jax_dcn.export.disabled_checks())
-    assert_close(exporter(params, *shapes).call(params, *inputs), layer.apply(params, *inputs))
 
 
 def test_only_dcnv3_has_dcnv3s_names():

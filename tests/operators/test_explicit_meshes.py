@@ -70,20 +70,3 @@ def test_any_dimension(name, compiled):
                 assert gradients[number].sharding.is_equivalent_to(expected, operand.ndim)
                 if compiled:
                     assert_close(jax.jit(run)(*placed), whole, 1e-4, 1e-4)
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [
-        (P("a"), P("a", None, None, "b", "c"), P("a", None, None, "b", "c")),
-        (P("a", None, "b"), P("a", None, "b", None, "c"), P("a", None, "b", "c")),
-        (P(), P(None, None, None, "a", "c"), P(None, None, None, "c", "b")),
-    ],
-    ids=str,
-)
-def test_levels_and_points_of_attention(specs):
-    devices, types = jax.devices("cpu")[:8], (jax.sharding.AxisType.Explicit,) * 3
-    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=types, devices=devices)
-    with jax.set_mesh(mesh):
-        split = jax.jit(with_gradients(attention))(*place(mesh, ATTENTION, specs))
-    assert_close(split, with_gradients(attention)(*ATTENTION), 1e-4, 1e-4)

@@ -16,7 +16,6 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.lowering.hlo import collectives
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import CONVOLUTION, EACH_PRIMITIVE, OPERATORS, Split, each_operator, loss
@@ -204,36 +203,6 @@ def test_more_devices_than_groups():
     exchanged_by(split, functools.partial(gradients, case))
 
 
-def test_accumulated_gradients():
-    """A loop over parts of a sharded batch, which also makes Shardy use a part of a mesh axis."""
-    case = of_conv("rows").case
-    mesh, operands = make_mesh(shape=(8,)), cast(dataclasses.replace(case, batch=(16,)).operands(), np.float32)
-
-    def accumulate(operands):
-        def body(total, part):
-            return total + gradients(case, operands._replace(**part)).weight, None
-
-        parts = {name: getattr(operands, name) for name in ("x", "offset", "mask")}
-        parts = jax.tree.map(lambda array: array.reshape(2, 8, *array.shape[1:]), parts)
-        return jax.lax.scan(body, jnp.zeros_like(operands.weight), parts)[0]
-
-    placed = place(mesh, operands, [P("a"), P("a"), P(), P(), P("a")])
-    check(mesh, accumulate, placed, operands, 1e-3)
-
-
-@pytest.mark.parametrize("axis_types", [("Auto", "Explicit", "Auto"), ("Explicit", "Auto", "Explicit")], ids="+".join)
-def test_three_axes_of_two_types(axis_types):
-    """Without `set_mesh`, only the arrays know the mesh. Guards against mesh axes that are confused."""
-    types = tuple(getattr(jax.sharding.AxisType, axis_type) for axis_type in axis_types)
-    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=types, devices=jax.devices("cpu")[:8])
-    case = dataclasses.replace(of_conv("rows").case, batch=(2, 4))
-    operands, rows = cast(case.operands(), np.float32), P("b", "a", "c")
-    placed = place(mesh, operands, [P("b", "a"), rows, P(), P(), rows])
-    pull = jax.jit(functools.partial(gradients, case))
-    assert_close(pull(placed), pull(operands), 1e-3, 1e-3)
-    assert {c.kind for c in collectives(pull.lower(placed).compile())} == {"all-reduce"}
-
-
 @pytest.mark.skipif(not hasattr(jax.config, "jax_use_shardy_partitioner"), reason="this jax has no other partitioner")
 def test_the_partitioner_before_shardy():
     """The partitioner before Shardy would abort on the rule. The result is right, and the operands are gathered."""
@@ -301,14 +270,6 @@ def test_in_loops_and_rematerialised():
     exchanged, _ = check(mesh, jax.grad(of_last), placed, operands, 1e-3)
     assert {c.kind for c in exchanged} == {"all-reduce"}
     assert (8, 4, 3, 2) not in {c.shape for c in exchanged}
-
-
-def test_eager_calls():
-    split = of_conv("images_and_features")
-    operands, function = split.operands(), split.case.with_backend()
-    y = function(*place(make_mesh(), operands, split.specs))
-    assert is_split(y, make_mesh(), split.result)
-    assert_close(y, function(*operands), 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("spec", [P("a"), P(None, None, None, None, "a")], ids=["images", "features"])
@@ -418,20 +379,6 @@ def test_pmap():
     whole = gradients_by_reference(4)
     assert_close(each.x, whole.x, 1e-4, 1e-4)
     assert_close(each.weight.sum(0), whole.weight, 1e-4, 1e-4)
-
-
-def test_hessian_of_shard_map():
-    mesh, placed = placed_on(4)
-
-    def curvature(function, operands):
-        def of_bias(bias, o):
-            return function(o._replace(bias=bias, mask=o.mask * bias[0]))
-
-        return jax.jit(jax.hessian(of_bias))(operands.bias, operands)
-
-    split = shard_map(CONVOLUTION, lambda o: jax.lax.psum(conv_loss()(o), "a"), mesh, P("a"), P())
-    by_reference = curvature(conv_loss("reference"), of_devices(CONVOLUTION, 4))
-    assert_close(curvature(split, placed), by_reference, 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_dcn
 from jax_dcn import linen
 from tests.helpers.operators import EACH_PRIMITIVE, each_operator, loss, pull_back
 
@@ -69,13 +68,3 @@ def test_layers(name, dtype):
         return jax.grad(lambda variables: layer.apply(variables, *inputs).sum(dtype=jnp.float32))(variables)
 
     assert jax.jit(step).lower(jax.random.key(0)).as_text()
-
-
-def test_functions():
-    boxes, scores = jnp.array([[0.0, 0, 4, 4], [1, 1, 5, 5], [6, 6, 8, 8]]), jnp.array([0.9, 0.8, 0.7])
-    chosen, valid = jax_dcn.nms(boxes, scores, classes=jnp.array([0, 1, 1]), iou_threshold=0.3, max_outputs=4)
-    assert chosen[valid].tolist() == [0, 1, 2]
-    assert jax_dcn.fpn_levels(boxes, num_levels=4).tolist() == [0, 0, 0]
-    offset, mask = jnp.ones((8, 8, 18)), jnp.ones((8, 8, 9))
-    offset, mask = jax_dcn.as_deform_conv(offset, mask, kernel_size=3)
-    assert jax_dcn.offset_statistics(offset.astype(jnp.bfloat16), (8, 8), 3)["not_finite"] == 0

@@ -15,8 +15,7 @@ from tests.helpers.sampling import cases as sampling
 
 PROBLEMS = {
     "convolution": convolution.cases(),
-    "position_sensitive_pooling": pooling.problems(),
-    "align": pooling.aligns(),
+    "pooling": pooling.aligns(),
     "aggregation": aggregation.cases(),
     "sampling": sampling.cases(),
 }

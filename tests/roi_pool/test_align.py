@@ -1,7 +1,5 @@
 """RoIAlign, its position-sensitive and its deformable form: values, gradients, non-differentiable points."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -81,26 +79,3 @@ def test_the_first_of_equal_points_and_nan_win(x64):
         assert np.isnan(pooled).all()
     # mmcv's maximum starts at -10000.
     assert pull_back(np.ones((1, 1, 1, 1)), -2e4 * x, rois, None, pooling=align)[0].item() == -2e4
-
-
-def test_rounding_decides_between_nearly_equal_points():
-    """The gradient is that of one of the points which are the largest but for rounding, not of the first in float64."""
-    random, count = np.random.default_rng(0), 400
-    align, others = Align((1, 1), 0.7, sampling_ratio=(3, 2), mode="max"), 0
-    x = random.integers(0, 2, (count, 4, 4, 1)).astype(np.float32)
-    corner = random.uniform(0, 3, (count, 2))
-    rois = np.concatenate([np.arange(count)[:, None], corner, corner + random.uniform(0, 4, (count, 2))], 1)
-    rois = rois.astype(np.float32)
-    _, gradients, _ = pull_back(np.ones((count, 1, 1, 1), np.float32), x, rois, None, pooling=align)
-    for image, gradient, (_, x1, y1, x2, y2) in zip(x[..., 0], gradients[..., 0], rois.tolist(), strict=True):
-        of_points = []
-        for point in itertools.product(align.points(0, 0, y1, y2, 0, 4), align.points(1, 0, x1, x2, 0, 4)):
-            of_points.append(np.zeros(image.shape))
-            for (row, row_weight, _), (column, column_weight, _) in itertools.product(*point):
-                of_points[-1][row, column] += row_weight * column_weight
-        values = np.array([(weights * image).sum() for weights in of_points])
-        largest = np.flatnonzero(values >= values.max() - 1e-6)
-        chosen = [i for i in largest if np.allclose(of_points[i], gradient, atol=1e-5)]
-        assert chosen
-        others += np.argmax(values) not in chosen
-    assert others > 0

@@ -217,32 +217,6 @@ def test_cval_may_be_traced(x64):
     assert np.isnan(jax_dcn.map_coordinates(x, coordinates, 1, cval=np.nan)).tolist() == [True, False, True]
 
 
-def test_types_of_map_coordinates():
-    random = np.random.default_rng(0)
-    coordinates = list(random.uniform(-1, 6, (2, 50)).astype(np.float32))
-    for x in (
-        random.integers(-50, 50, (4, 5)),
-        random.integers(0, 9, (4, 5)).astype(np.uint8),
-        (random.normal(size=(4, 5)) + 1j * random.normal(size=(4, 5))).astype(np.complex64),
-        jnp.asarray(random.normal(size=(4, 5)), jnp.float16),
-    ):
-        for cval in (0, 3):
-            expected = ndimage.map_coordinates(jnp.asarray(x), coordinates, 1, "constant", cval)
-            found = jax_dcn.map_coordinates(jnp.asarray(x), coordinates, 1, "constant", cval)
-            assert found.dtype == expected.dtype
-            if jnp.issubdtype(found.dtype, jnp.integer):
-                assert_array_equal(found, expected)
-            else:
-                assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
-
-
-def test_coordinates_broadcast(x64):
-    x = np.random.default_rng(0).normal(size=(4, 5))
-    rows, columns = np.linspace(0, 3, 7)[:, None], np.linspace(-1, 5, 9)
-    expected = ndimage.map_coordinates(x, [rows, columns], 1)
-    assert_allclose(jax_dcn.map_coordinates(x, [rows, columns], 1), expected, rtol=1e-12)
-
-
 @pytest.mark.parametrize("case", [Grid(), Grid(method="bicubic"), Grid((2, 3, 4))], ids=str)
 @pytest.mark.parametrize("shape", [(1, 3), (2, 1), (1, 1), ()], ids=str)
 def test_one_grid_for_several_images(case, shape, x64):

@@ -29,8 +29,9 @@ from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-# What XLA's convolution on a CPU is faster at: benchmarks/cpu_limits.py measures both sides. With fewer channels, rows
-# of the fused kernels' products are short; with fewer features, gathering the rows takes longer than multiplying them.
+# What XLA's convolution on a CPU is faster at: benchmarks/results/2026-11-27-cpu-limits.md has both sides. With fewer
+# channels, rows of the fused kernels' products are short; with fewer features, gathering the rows takes longer than
+# multiplying them.
 MIN_CHANNELS, MIN_FEATURES = 16, 32
 MIN_GROUP_CHANNELS = 8  # or features, where there are several groups
 MAX_SHIFTS = 64  # taps of a depthwise kernel, each of which is an operation of the program

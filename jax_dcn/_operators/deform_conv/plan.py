@@ -22,7 +22,7 @@ from jax_dcn._types import Shaped
 LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
 
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
-# The fused path is faster than im2col from these limits on: benchmarks/cpu_limits.py measures both sides.
+# The fused path is faster than im2col from these limits on: benchmarks/results/2026-11-27-cpu-limits.md has both.
 MIN_GROUP_CHANNELS = 4 if INSTRUCTIONS == "avx2" else 8  # with fewer in a feature group, most lanes are empty
 MAX_PIXEL_SAMPLES = 768  # taps times offset groups: a thread keeps the locations of all samples of a tile
 

@@ -27,10 +27,10 @@ class Operands(NamedTuple):
     offset: Any = None
 
 
-def operands(seed=0, lead=()):
+def operands(seed=0, lead=(), channels=36):
     """Operands for POOLING."""
     random = np.random.default_rng(seed)
-    x = random.normal(size=(*lead, 2, 9, 8, 36))
+    x = random.normal(size=(*lead, 2, 9, 8, channels))
     corner = random.uniform(-4, 12, size=(*lead, 6, 2))
     size = random.uniform(-1, 14, size=(*lead, 6, 2))  # some inverted, some reach outside
     image = random.integers(-1, 3, size=(*lead, 6, 1))  # some are padding
@@ -81,13 +81,15 @@ class PSRoIPool(Case):
 
     pooling: Pooling = POOLING
     classes: int = 3
+    features: int = 6
 
     def operands(self, seed=0, lead=()):
-        x, rois, offset = operands(seed, lead)
+        x, rois, offset = operands(seed, lead, self.features * math.prod(self.pooling.group_size))
         return Operands(x, rois, offset[..., : 2 * self.classes])
 
     def cotangent(self, seed=9, lead=()):
-        return np.random.default_rng(seed).normal(size=(*lead, *COTANGENT.shape))
+        shape = (*lead, 6, *self.pooling.output_size, self.features)
+        return np.random.default_rng(seed).normal(size=shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,61 +131,6 @@ def regions(random, count, images, reach):
     return np.concatenate([random.integers(0, images, (count, 1)), box], 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem(Case):
-    """A pooling of any shape, with regions and offsets of every kind.
-
-    With `on_grid`, all coordinates are exact, and often on pixels and on the border. Otherwise, random offsets keep
-    them away from points where rounding would decide.
-    """
-
-    seed: int
-    on_grid: bool
-    images: int
-    image: tuple[int, int]
-    classes: int
-    class_features: int
-    has_offset: bool
-    pooling: Pooling
-
-    def operands(self):
-        random = np.random.default_rng(self.seed)
-        channels = math.prod(self.pooling.group_size) * self.classes * self.class_features
-        x = random.normal(size=(self.images, *self.image, channels))
-        rois = random_regions(random, 6, self.images, max(self.image) / self.pooling.spatial_scale, self.on_grid)
-        shape = (len(rois), *self.pooling.part_size, 2 * self.classes)
-        offset = random.integers(-8, 9, shape) / 8.0 if self.on_grid else random.normal(size=shape) * 2
-        offset = sometimes(random, 0.03, [np.nan, np.inf, -np.inf], offset)
-        return Operands(x, rois, offset if self.has_offset else None)
-
-    def cotangent(self):
-        shape = (6, *self.pooling.output_size, self.classes * self.class_features)
-        return np.random.default_rng(self.seed + 1).normal(size=shape)
-
-
-@st.composite
-def problems(draw):
-    def pair(most):
-        return draw(st.tuples(st.integers(1, most), st.integers(1, most)))
-
-    def bins():
-        return draw(st.tuples(*[st.sampled_from([1, 2, 4])] * 2)) if on_grid else pair(5)
-
-    on_grid = draw(st.booleans())
-    scale = st.sampled_from([0.25, 0.5, 1.0]) if on_grid else st.sampled_from([0.2718, 0.7071, 1.2357])
-    trans_std = st.sampled_from([0.0, 0.25, 1.0]) if on_grid else st.sampled_from([0.0577, 0.3141])
-    return Problem(
-        seed=draw(st.integers(0, 2**32 - 1)),
-        on_grid=on_grid,
-        images=draw(st.integers(1, 2)),
-        image=pair(6),
-        classes=draw(st.integers(1, 3)),
-        class_features=draw(st.integers(1, 2)),
-        has_offset=not on_grid or draw(st.booleans()),
-        pooling=Pooling(bins(), pair(3), pair(4), bins(), draw(scale), draw(trans_std)),
-    )
-
-
 @st.composite
 def aligns(draw):
     """Problems of the RoIAlign family; with `on_grid`, all coordinates are exact in float32."""
@@ -204,18 +151,3 @@ def aligns(draw):
     )
     image, features = pair(st.integers(1, 7)), draw(st.integers(1, 5))
     return RoIAlign(pooling, kind == "deformable", image, features, count=4, on_grid=on_grid)
-
-
-def sometimes(random, share, values, array):
-    """`array` with this fraction of its elements replaced by random ones of the values."""
-    return np.where(random.uniform(size=array.shape) < share, random.choice(values, array.shape), array)
-
-
-def random_regions(random, count, images, reach, positive):
-    """Regions in and outside images of `reach` input pixels: inverted unless `positive`, padding, and not finite."""
-    image = random.integers(0, images, (count, 1)).astype(float)
-    image = sometimes(random, 0.2, [-1, -0.5, 0.5, images, np.nan], image)
-    first = random.uniform(-0.5, 1.1, (count, 2)) * reach
-    last = first + random.uniform(0 if positive else -0.3, 1.5, (count, 2)) * reach
-    corners = np.round(np.concatenate([first, last], 1) * 2) / 2
-    return np.concatenate([image, sometimes(random, 0.03, [np.nan, np.inf, -np.inf], corners)], 1)

@@ -82,7 +82,6 @@ void Launch::Fail(const Warp& warp, const Instruction& instruction, int lane, co
 
 void Launch::Run() {
   epochs_.launch = NextEpoch();
-  if (!options_.runs_blocks) return;
   const uint32_t blocks = grid_.blocks[0] * grid_.blocks[1] * grid_.blocks[2];
   if (options_.only_last_block) return RunBlock(blocks - 1);
   std::vector<uint32_t> order(blocks);

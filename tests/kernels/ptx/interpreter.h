@@ -26,14 +26,12 @@ constexpr uint64_t kCudaVersion = 13010;  // CUDA 13.1: the DCN_CUDA_VERSION of 
 // Truth values are 0 or 1, so that all options have one type and can be set by name.
 struct Options {
   uint64_t checks_races = 1;  // races and reads of memory that was not written; all other faults are always reported
-  uint64_t records_launches = 0;   // a program ends with the records of its launches
-  uint64_t seed = 1;               // of the order of blocks and warps
-  uint64_t runs_blocks = 1;        // else launches are only recorded
-  uint64_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
-  uint64_t only_last_block = 0;    // only the last block of a launch runs, to test large operands
+  uint64_t counts_instructions = 0;  // a program ends with the number of the instructions that its warps executed
+  uint64_t seed = 1;                 // of the order of blocks and warps
+  uint64_t max_grid_blocks = ~0u;    // the grid is cut to this many blocks, to test grid-stride loops
+  uint64_t only_last_block = 0;      // only the last block of a launch runs, to test large operands
   uint64_t sms = 132;
   uint64_t requires_loading = 0;  // of kernels, before they are launched
-  uint64_t lists_unused = 0;      // the program ends with the names of the kernels that it did not use
   // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's
   // version.
   uint64_t driver_version = kCudaVersion, device = 0, compute_capability = 90;

@@ -63,8 +63,6 @@ class KernelParser {
       if (Take(".maxntid")) {
         kernel_.max_threads = Number();
         while (Take(",")) kernel_.max_threads *= Number();
-      } else if (Take(".minnctapersm")) {
-        kernel_.resident_blocks = Number();
       } else {
         ++next_;
       }
@@ -403,14 +401,6 @@ const Kernel& Module::Find(const std::string& name) {
     kernel = KernelParser(*this, files_, Tokens(text_, begin, end)).Parse();
   }
   return *kernel;
-}
-
-std::vector<std::string> Module::UnusedKernels() const {
-  std::vector<std::string> names;
-  for (const auto& [name, range] : texts_) {
-    if (!parsed_.count(name)) names.push_back(name);
-  }
-  return names;
 }
 
 uint32_t Module::LineNumber(size_t position) const {

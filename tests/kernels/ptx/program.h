@@ -91,7 +91,6 @@ struct Kernel {
   uint32_t parameter_bytes = 0, shared_bytes = 0, max_threads = 1024;
   // Offset and bytes. A guard after each variable keeps an access past its end out of the next.
   std::vector<std::pair<uint32_t, uint32_t>> shared_variables;
-  uint32_t resident_blocks = 0;        // that an SM must have room for, by the launch bounds; 0 if they do not say
   std::vector<std::string> locations;  // "file:line<file:line...": a source line, and the lines that it is inlined at
 
   uint32_t guarded_shared_bytes() const { return shared_bytes + uint32_t(shared_variables.size()) * kGuardBytes; }
@@ -103,7 +102,6 @@ class Module {
   explicit Module(std::string_view text);
 
   bool has(const std::string& kernel) const { return texts_.count(kernel) != 0; }
-  std::vector<std::string> UnusedKernels() const;  // that were never looked for
   // Throws std::runtime_error if the kernel contains something that the interpreter does not know.
   const Kernel& Find(const std::string& kernel);
   uint32_t LineNumber(size_t position) const;  // from 1

@@ -30,7 +30,7 @@ std::string failure;  // the last fault
 Options options;
 int64_t nodes = 0;
 uint64_t launches = 0;
-std::string records;
+uint64_t instructions = 0;
 
 // The layout of a fat binary, as nvcc writes it: a header, then parts with headers of their own.
 struct FatBinaryHeader {
@@ -73,17 +73,6 @@ Module* ReadModule(const void* wrapper) {
   Exit("the program has no PTX, or it is compressed");
 }
 
-void Record(const Launch& launch) {
-  const Kernel& kernel = launch.kernel();
-  const GridShape& grid = launch.grid();
-  std::ostringstream out;
-  out << (records.empty() ? "" : ",") << "{\"kernel\":\"" << kernel.name
-      << "\",\"blocks\":" << uint64_t{grid.blocks[0]} * grid.blocks[1] * grid.blocks[2]
-      << ",\"threads\":" << grid.threads << ",\"shared_bytes\":" << kernel.shared_bytes
-      << ",\"resident_blocks\":" << kernel.resident_blocks << ",\"instructions\":" << launch.instructions() << '}';
-  records += out.str();
-}
-
 // The default floating-point environment, while it lives. XLA's threads flush subnormal numbers to zero.
 class DefaultFloatingPoint {
  public:
@@ -115,7 +104,7 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, void**
     const DefaultFloatingPoint floating_point;
     Launch launch(*function.module, kernel, {{blocks, grid.y, grid.z}, block.x}, arguments, own);
     launch.Run();
-    if (options.records_launches) Record(launch);
+    instructions += launch.instructions();
   } catch (const std::runtime_error& error) {
     failure = error.what();
     return cudaErrorLaunchFailure;
@@ -138,14 +127,12 @@ void ReadEnvironment() {
 
 uint64_t* FindOption(const std::string& name) {
   static const std::map<std::string, uint64_t*> by_name = {{"checks_races", &options.checks_races},
-                                                           {"records_launches", &options.records_launches},
+                                                           {"counts_instructions", &options.counts_instructions},
                                                            {"seed", &options.seed},
-                                                           {"runs_blocks", &options.runs_blocks},
                                                            {"max_grid_blocks", &options.max_grid_blocks},
                                                            {"only_last_block", &options.only_last_block},
                                                            {"sms", &options.sms},
                                                            {"requires_loading", &options.requires_loading},
-                                                           {"lists_unused", &options.lists_unused},
                                                            {"driver_version", &options.driver_version},
                                                            {"device", &options.device},
                                                            {"compute_capability", &options.compute_capability},
@@ -170,12 +157,8 @@ extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) { return reinterpret_cast<void**>(ptx::ReadModule(wrapper)); }
 void __cudaRegisterFatBinaryEnd(void**) { ptx::ReadEnvironment(); }
-void __cudaUnregisterFatBinary(void** module) {
-  if (options.records_launches) std::printf("[%s]\n", ptx::records.c_str());
-  if (!options.lists_unused) return;
-  for (const std::string& name : reinterpret_cast<ptx::Module*>(module)->UnusedKernels()) {
-    std::printf("unused: %s\n", name.c_str());
-  }
+void __cudaUnregisterFatBinary(void**) {
+  if (options.counts_instructions) std::printf("%llu instructions\n", (unsigned long long)ptx::instructions);
 }
 char __cudaInitModule(void**) { return 0; }
 
