@@ -78,7 +78,7 @@ PROFILE = (
 )
 # A case of each operator, with an allocation of exactly its size for each array.
 SANITIZED = "$PYTHON -m benchmarks.kernel_times --small --once --cases A:1 M3:1 W1:1 R2:1 P3:1 S1:1"
-SANITIZE = "XLA_PYTHON_CLIENT_ALLOCATOR=platform compute-sanitizer --error-exitcode 1 --tool"
+SANITIZE = "XLA_PYTHON_CLIENT_ALLOCATOR=platform compute-sanitizer --kernel-name kns=dcn --error-exitcode 1 --tool"
 STEPS = {
     "facts": Step(10, FACTS),
     "build": Step(120, INSTALL),
