@@ -34,11 +34,11 @@ from examples.library.options import read_data
 IMAGES, OBJECTS, CLASSES = 118_000, 860_000, 80
 BATCHES, STEPS = 50, 20_000
 FILES = 100  # different ones; the others are links to them
-POLYGON = np.array([0, 0, 1, 0, 1, 1, 0.5, 1, 0, 1, 0, 0.5])  # corners, as fractions of the box
+CORNERS = 22  # of a polygon, with which the file has about the size of COCO's
 
 
 def write(folder: Path, images: int, objects: int, width: int, height: int) -> None:
-    """Writes images, and annotations in COCO's format with a box and a polygon of six corners each."""
+    """Writes images, and annotations in COCO's format with a box and an ellipse each."""
     rng = np.random.default_rng(0)
     for number in range(images):
         path = folder / f"{number}.jpg"
@@ -49,6 +49,8 @@ def write(folder: Path, images: int, objects: int, width: int, height: int) -> N
             os.link(folder / f"{number % FILES}.jpg", path)
     size = np.array([width, height])
     corners, sides = rng.uniform(0, 0.7, (objects, 2)) * size, rng.uniform(0.1, 0.3, (objects, 2)) * size
+    turn = np.linspace(0, 2 * np.pi, CORNERS, endpoint=False)
+    ellipse = (1 + np.stack([np.cos(turn), np.sin(turn)], -1)) / 2
     annotations = [
         {
             "id": number,
@@ -56,7 +58,7 @@ def write(folder: Path, images: int, objects: int, width: int, height: int) -> N
             "category_id": int(rng.integers(CLASSES)),
             "bbox": [*corner.round(2), *side.round(2)],
             "area": side.prod().round(2),
-            "segmentation": [(np.tile(corner, 6) + POLYGON * np.tile(side, 6)).round(2).tolist()],
+            "segmentation": [(corner + side * ellipse).round(2).ravel().tolist()],
             "iscrowd": 0,
         }
         for number, (corner, side) in enumerate(zip(corners, sides, strict=True))
@@ -68,14 +70,15 @@ def write(folder: Path, images: int, objects: int, width: int, height: int) -> N
 
 
 def start(folder: Path, masks: bool) -> list[str]:
-    """The seconds until the first batch is ready, and the memory of this process."""
-    began = time.perf_counter()
+    """The size of the annotations, the seconds and seconds of a core until the first batch, and the largest memory."""
+    began, used = time.perf_counter(), time.process_time()
     files = {"annotations": folder / "annotations.json", "images": folder, "validation": None}
     settings = dict.fromkeys(("evaluate_only", "objects", "background", "no_mirror"))
     dataset, _ = read_data(argparse.Namespace(**files, **settings), masks)
     next(training_batches(dataset, Loading(((64, 64),), 16), range(1)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return [f"{time.perf_counter() - began:.1f}", f"{peak:.2f}"]
+    seconds = time.perf_counter() - began, time.process_time() - used
+    return [f"{files['annotations'].stat().st_size / 1e6:.0f}", *(f"{one:.1f}" for one in seconds), f"{peak:.2f}"]
 
 
 def loading(folder: Path) -> list[list[str]]:
@@ -150,8 +153,8 @@ def main() -> None:
         folder = Path(name)
         if options.part == "start":
             with ProcessPoolExecutor(1) as pool:  # whose memory is not that of this process
-                pool.submit(write, folder, IMAGES, OBJECTS, 64, 48).result()
-            rows = [["seconds", "largest GiB"], start(folder, options.masks)]
+                pool.submit(write, folder, IMAGES, OBJECTS, 640, 480).result()
+            rows = [["MB", "seconds", "of a core", "largest GiB"], start(folder, options.masks)]
         elif options.part == "loading":
             write(folder, FILES, 7 * FILES, 640, 480)
             rows = [["workers", "threads: images/s (per core)", "processes"], *loading(folder)]

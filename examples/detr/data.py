@@ -12,7 +12,7 @@ from PIL import Image
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.batches import ahead, filled_batches
-from examples.library.coco import Dataset, in_turn, open_image, padded_count, usable
+from examples.library.coco import SPARE, Dataset, in_turn, open_image, padded_count, usable, without_errors
 from examples.library.devices import own_rows
 
 from .images import LIMITS, SIDES, Preprocessor, padded, resized
@@ -61,14 +61,15 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
 
     def job(step):
         choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
-        chosen = [example_of(step * loading.batch_size + row) for row in range(loading.batch_size)]
+        chosen = [example_of(step * loading.batch_size + row) for row in range(loading.batch_size + SPARE)]
         return dataset.part(image for image, _ in chosen), chosen, rows, loading.sizes[choice]
 
-    return ahead(partial(_training_batch, loading), map(job, steps), loading.workers, loading.processes)
+    make = partial(_training_batch, loading)
+    return without_errors(ahead(make, map(job, steps), loading.workers, loading.processes))
 
 
 def _training_batch(loading, job):
-    """The rows of a batch: the images and seeds chosen for it, from the part of the data that has them."""
+    """The rows of a batch of the images and seeds chosen for it, and the errors of images that were left out."""
     dataset, chosen, rows, size = job
 
     def example(image, seed):
@@ -79,8 +80,10 @@ def _training_batch(loading, job):
             found = augment.mirror(found, rng)
         return fitted(found, size, loading)
 
-    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
-    return batched([usable(example, chosen, row, loading.skips_damaged) for row in rows], most)
+    examples, errors = usable(example, chosen, rows, loading.skips_damaged)
+    used = chosen if errors else chosen[: loading.batch_size]
+    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in used))
+    return batched(examples, most), errors
 
 
 def evaluation_batches(

@@ -4,16 +4,22 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 import jax
 
 Batch, Step = TypeVar("Batch"), TypeVar("Step")
+ENDING = {signal.SIGINT, signal.SIGTERM}
+GRACE = 30  # seconds for which a process goes on after SIGTERM
 
 
 def ahead(
@@ -24,10 +30,11 @@ def ahead(
     processes: whether they are processes, which do not share Python's lock; `make` and the steps must be picklable.
     """
     upcoming = iter(steps)
-    pool = _processes(workers) if processes else ThreadPoolExecutor(workers)
-    with pool:
-        waiting = deque(pool.submit(make, step) for step in islice(upcoming, 2 * workers))
+    with _processes(workers) if processes else ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[Batch]] = deque()
         try:
+            with _signals_held() if processes else nullcontext():
+                waiting.extend(pool.submit(make, step) for step in islice(upcoming, 2 * workers))
             while waiting:
                 current = waiting.popleft().result()
                 waiting.extend(pool.submit(make, step) for step in islice(upcoming, 1))
@@ -43,11 +50,30 @@ def _processes(count):
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin_process)
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals that end programs wait, here and in processes that are started, which import for seconds."""
+    resource_tracker.ensure_running()  # as starting a process does, which also lets signals through
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
 def _begin_process():
-    """Leaves Ctrl-C to the process that trains, and ends with it, however that ends."""
+    """Leaves it to the process that trains when to end, and ends with it, however that ends.
+
+    Clusters send SIGTERM to all processes, and the one that trains still needs batches, for a while.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _Daemon(target=lambda: (time.sleep(GRACE), os._exit(1))).start())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     trainer = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (trainer.join(), os._exit(1)), daemon=True).start()
+    _Daemon(target=lambda: (trainer.join(), os._exit(1))).start()
+
+
+_Daemon = partial(threading.Thread, daemon=True)
 
 
 def filled_batches(

@@ -4,7 +4,7 @@ import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,13 +18,19 @@ from . import classes, precision
 from .annotations import read as read_annotations
 from .files import listed
 
-Example = TypeVar("Example")
+SPARE = 16  # images that may take the place of a damaged one
+Batch, Example = TypeVar("Batch"), TypeVar("Example")
+Chosen = tuple[int, tuple[int, ...]]  # an image, and the seed of its augmentations
 MIN_IS_WHITE, UNSPECIFIED = 0, 0  # values of PHOTOMETRIC_INTERPRETATION and EXTRASAMPLES
 NAMED: dict[str, Path] = {}  # the images that `_name_first` has logged, by what it says of them
 
 
 class ImageError(ValueError):
     """An image file that cannot be used."""
+
+
+class DamagedError(ImageError):
+    """An image file whose content cannot be used, at any time."""
 
 
 class Dataset(NamedTuple):
@@ -147,7 +153,7 @@ def _similar(missing, folder):
     return next((f"; there is {str(path)!r}" for path in found if path), "")
 
 
-def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], tuple[int, tuple[int, ...]]]:
+def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], Chosen]:
     """A function from the number of a training example to its image, and to the seed of its augmentations.
 
     Each epoch goes through the images that have objects and, if `background`, those without annotations, in an order of
@@ -167,31 +173,46 @@ def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[
 
 
 def usable(
-    load: Callable[[int, tuple[int, ...]], Example],
-    chosen: Sequence[tuple[int, tuple[int, ...]]],
-    row: int,
-    skips: bool,
-) -> Example:
-    """What `load` makes of the image and the seed in a row of those chosen for a batch.
+    load: Callable[[int, tuple[int, ...]], Example], chosen: Sequence[Chosen], rows: Sequence[int], skips: bool
+) -> tuple[list[Example], list[str]]:
+    """What `load` makes of the image and the seed in each of these rows, and why some of the images were left out.
 
-    skips: whether an image that cannot be used is named once, and replaced by the next one of the batch that can.
-    Otherwise, or if there is none, ImageError is raised.
+    chosen: those of the batch, and SPARE more. skips: whether a damaged image is left out, and one of these takes its
+    place. Otherwise, or if all of them are damaged, ImageError is raised.
     """
-    for one in (*chosen[row:], *chosen[:row]):
-        try:
-            return load(*one)
-        except ImageError as error:
-            if not skips:
-                error.add_note("--skip-damaged trains on the other images.")
-                raise
-            _name_damaged(str(error))
-            last = error
-    raise last
+    examples, errors = [], []
+    spare = chosen[-SPARE:] if skips else []
+    for row in rows:
+        first = row % SPARE
+        candidates = [chosen[row], *spare[first:], *spare[:first]]
+        for one in candidates:
+            try:
+                examples.append(load(*one))
+                break
+            except DamagedError as error:
+                if one is candidates[-1]:
+                    tried = (
+                        f"The {SPARE} images after it are damaged, too." if skips else "--skip-damaged leaves it out."
+                    )
+                    error.add_note(tried)
+                    raise
+                errors.append(str(error))
+    return examples, errors
 
 
-@cache
-def _name_damaged(message):
-    logging.getLogger(__name__).warning("%s; it is not trained on", message)
+def without_errors(found: Iterable[tuple[Batch, list[str]]]) -> Iterator[Batch]:
+    """The batches. Logs each of the errors beside them once, and at the end how many there were."""
+    logger, seen = logging.getLogger(__name__), set()
+    try:
+        for batch, errors in found:
+            for error in errors:
+                if error not in seen:
+                    logger.warning("%s; it is not trained on", error)
+                    seen.add(error)
+            yield batch
+    finally:
+        if seen:
+            logger.warning("%d damaged images were not trained on", len(seen))
 
 
 def padded_count(objects: int) -> int:
@@ -222,7 +243,7 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
     path = dataset.folder / info["file_name"]
     pixels = opened(path)
     if pixels.size != (info["width"], info["height"]):
-        raise ImageError(
+        raise DamagedError(
             f"{path} must have the width and height {info['width']} x {info['height']} of its annotations, got "
             f"{pixels.width} x {pixels.height}"
         )
@@ -230,15 +251,19 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
 
 
 def opened(path: Path) -> Image.Image:
-    """The image in a file, as by `rgb`. Raises ImageError, which names the file, if it cannot be read."""
+    """The image in a file, as by `rgb`. Raises ImageError, which names the file, if it cannot be read.
+
+    The error is a DamagedError unless it comes from the operating system.
+    """
     try:
         with Image.open(path) as image:
             return rgb(image, path)
     except Image.DecompressionBombError as error:
         remedy = "Make it smaller, or cut it into several images, with their annotations."
-        raise ImageError(f"{path} has too many pixels: {error} {remedy}") from error
+        raise DamagedError(f"{path} has too many pixels: {error} {remedy}") from error
     except Exception as error:  # damaged files cause errors of many kinds
-        raise ImageError(f"{path} must be an image: {error}") from error
+        is_of_system = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+        raise (ImageError if is_of_system else DamagedError)(f"{path} must be an image: {error}") from error
 
 
 def rgb(image: Image.Image, path: Path) -> Image.Image:

@@ -17,9 +17,9 @@ def draw(path: Path, run: Run, names: Sequence[str]) -> None:
     left, right = figure.subplots(1, 2)
     steps, losses = run.log.column("step"), run.losses
     left.plot(steps, losses, linewidth=0.4, alpha=0.4, color="tab:blue")
-    width = min(SMOOTHED, len(losses))
-    mean = np.convolve(losses, np.ones(width) / width, mode="valid")
-    left.plot(steps[width - 1 :], mean, color="tab:blue")
+    if width := min(SMOOTHED, len(losses)):  # none if the log is lost
+        mean = np.convolve(losses, np.ones(width) / width, mode="valid")
+        left.plot(steps[width - 1 :], mean, color="tab:blue")
     left.set(xlabel="step", ylabel="loss", yscale="log")
     for name in names:
         steps = [int(step) for step in run.scores]

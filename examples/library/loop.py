@@ -180,6 +180,7 @@ def fit(
             raise
         finally:
             measurements.close()
+            history.close()
     if count < last and not is_exhausted():
         raise SystemExit(f"Interrupted after step {count}, which is saved. Continue with --resume.")
     return Run(state, count, scores, history)

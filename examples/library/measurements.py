@@ -1,18 +1,20 @@
 """What the steps of a training measure: fetched while later steps run, logged, and shown in a line of progress."""
 
+import contextlib
 import json
 import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from tqdm import tqdm
 
 from .checkpoints import Checkpoints, SaveError
-from .files import to_json
+from .files import replaced, to_json
 
 Item = TypeVar("Item")
 
@@ -20,56 +22,49 @@ Item = TypeVar("Item")
 class Log:
     """A file with one JSON object for each step: what it measured by name, "step", "milliseconds" and "waited".
 
-    "milliseconds" is the wall time from the end of the step before to that of this one. "waited" is how much of it the
-    devices were idle because the batch was not ready. The first of several processes writes the file.
+    "milliseconds" is the time from the end of the step before on the devices to that of this one, and "waited" for how
+    many of these the devices were idle because the batch was not ready. The first of several processes writes the file.
     """
 
     def __init__(self, path: Path, steps: int, tensorboard: Path | None = None):
-        """Keeps only the first `steps` lines of a file that exists.
+        """Keeps only the first `steps` steps of a file that exists, and prints if it lacks some of them.
 
         tensorboard: a folder that gets the same numbers, and scores, for TensorBoard.
         """
         self.path = path
-        self._board = None
-        if jax.process_index() > 0:
-            return
-        if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._board = SummaryWriter(str(tensorboard), purge_step=steps + 1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and steps:
-            with path.open("r+b") as file:
-                for _ in range(steps):
-                    file.readline()
-                file.truncate()
-        else:
+        self._board = Board(tensorboard, steps) if tensorboard and jax.process_index() == 0 else None
+        if jax.process_index() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = [line for line in self.read() if line["step"] <= steps]
+            if len(kept) < steps:
+                print(f"{path} lacks {steps - len(kept)} of the {steps} steps that are saved.")
             path.unlink(missing_ok=True)
+            if kept:
+                with replaced(path) as file:
+                    file.write_text("".join(f"{to_json(line)}\n" for line in kept))
 
     def write(self, step: int, found: Mapping[str, float]) -> None:
         """Adds a line. Raises SaveError if the operating system refuses it."""
         if jax.process_index() == 0:
-            try:
-                with self.path.open("a") as file:
-                    file.write(to_json({"step": step, **found}) + "\n")
-            except OSError as error:
-                raise SaveError(f"step {step} cannot be written to the log: {error}") from error
+            with _naming_step(step), self.path.open("a") as file:
+                file.write(to_json({"step": step, **found}) + "\n")
         self.draw(step, found)
 
     def draw(self, step: int, scores: Mapping[str, float]) -> None:
         """Only adds numbers for TensorBoard."""
-        for name, value in scores.items() if self._board else ():
-            self._board.add_scalar(name, value, step)
+        if self._board:
+            with _naming_step(step):
+                self._board.write(step, scores)
 
     def close(self) -> None:
-        """Waits until all is written."""
+        """Closes the files that are kept open."""
         if self._board:
             self._board.close()
 
     def read(self) -> Iterator[dict[str, float]]:
-        """The lines."""
+        """The lines, up to the first one that is not whole."""
         if self.path.exists():
-            with self.path.open() as file:
+            with contextlib.suppress(ValueError), self.path.open() as file:
                 yield from map(json.loads, file)
 
     def column(self, name: str) -> list[float]:
@@ -84,6 +79,54 @@ class Log:
         return waited / max(total, 1e-9)
 
 
+class Board:
+    """A folder that TensorBoard reads, which has each number when `write` returns.
+
+    The writers that libraries have for it write later, by a thread that ends after an error.
+    """
+
+    def __init__(self, folder: Path, steps: int):
+        """What an earlier run wrote after these steps is not shown."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._event, self._summary, self._writer = Event, Summary, EventsWriter(str(folder / "events"))
+        self._add(steps + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Adds numbers by name."""
+        values = [self._summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
+        self._add(step, summary=self._summary(value=values))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+    def _add(self, step, **content):
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, **content))
+        self._writer.flush()
+
+
+@contextlib.contextmanager
+def _naming_step(step):
+    try:
+        yield
+    except OSError as error:
+        raise SaveError(f"step {step} cannot be written to the log: {error}") from error
+
+
+class _Pending(NamedTuple):
+    """A step that was started: what it measures, whether the run is to end, and when the step ends on the devices."""
+
+    step: int
+    measured: dict[str, jax.Array]
+    flag: Any
+    waited: float
+    ended: Future[float]
+
+
 class Measurements:
     """What the steps have measured that was not fetched yet.
 
@@ -92,11 +135,12 @@ class Measurements:
 
     def __init__(self, log: Log, checkpoints: Checkpoints, title: str, steps: range, images: int | None):
         self._log, self._checkpoints, self._images = log, checkpoints, images
-        self._pending: deque[tuple[int, Any, Any, float]] = deque()
+        self._pending: deque[_Pending] = deque()
         self._last: dict[str, float] = {}
         silent = jax.process_index() > 0
         self._progress = tqdm(steps, title, steps.stop, initial=steps.start, mininterval=1, disable=silent)
         self._waited = 0.0
+        self._watcher = ThreadPoolExecutor(1)
         self.restart()
 
     def restart(self) -> None:
@@ -107,18 +151,21 @@ class Measurements:
         """The batches, while the time that the devices wait for them is measured."""
         iterator = iter(batches)
         while True:
-            asked = time.perf_counter()
+            idle_from = time.perf_counter()
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            is_idle = all(_is_ready(measured) for _, measured, _, _ in self._pending)
-            self._waited = time.perf_counter() - asked if is_idle else 0.0
+            got = time.perf_counter()
+            if self._pending:
+                newest = self._pending[-1].ended
+                idle_from = max(idle_from, newest.result()) if newest.done() else got
+            self._waited = max(got - idle_from, 0.0)
             yield batch
 
     def add(self, step: int, measured: dict[str, jax.Array], flag: Any) -> None:
         """What a step that was started will measure, and a number that is positive if the run is to end."""
-        self._pending.append((step, measured, flag, self._waited))
+        self._pending.append(_Pending(step, measured, flag, self._waited, self._watcher.submit(_end_of, measured)))
 
     def fetch(self, most: int) -> bool:
         """Fetches and logs what steps measured until at most `most` steps are left; whether the run is to end.
@@ -127,23 +174,23 @@ class Measurements:
         """
         ends = False
         while len(self._pending) > most:
-            step, measured, flag, waited = self._pending.popleft()
-            measured, flag = jax.device_get((measured, flag))
-            ended = time.perf_counter()
-            seconds, self._ended = ended - self._ended, ended
+            one = self._pending.popleft()
+            measured, flag = jax.device_get((one.measured, one.flag))
+            seconds = one.ended.result() - self._ended
+            self._ended += seconds
             found = {name: float(value) for name, value in measured.items()}
-            found |= {"milliseconds": 1e3 * seconds, "waited": 1e3 * min(waited, seconds)}
-            self._log.write(step, found)
+            found |= {"milliseconds": 1e3 * seconds, "waited": 1e3 * min(one.waited, seconds)}
+            self._log.write(one.step, found)
             if not all(map(math.isfinite, found.values())):
-                raise SystemExit(f"{_explosion(step, found, self._last)} {self._checkpoints.resumption}")
+                raise SystemExit(f"{_explosion(one.step, found, self._last)} {self._checkpoints.resumption}")
             self._show(found, seconds)
             self._last, ends = found, ends or flag > 0
         return ends
 
     def close(self) -> None:
-        """Ends the line of progress and the log."""
+        """Ends the line of progress."""
+        self._watcher.shutdown(wait=False)
         self._progress.close()
-        self._log.close()
 
     def _show(self, found: dict[str, float], seconds: float) -> None:
         shown = {name: f"{found[name]:.3g}" for name in ("loss", "rate") if name in found}
@@ -155,8 +202,9 @@ class Measurements:
         self._progress.update()
 
 
-def _is_ready(measured):
-    return all(leaf.is_ready() for leaf in jax.tree.leaves(measured) if isinstance(leaf, jax.Array))
+def _end_of(measured):
+    jax.block_until_ready(measured)
+    return time.perf_counter()
 
 
 def _explosion(step, found, before):

@@ -98,7 +98,7 @@ def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe
     if options.devices and options.devices > jax.local_device_count():
         parser.error(f"--devices must be at most the {jax.local_device_count()} of a process, got {options.devices}")
     if options.tensorboard and not importlib.util.find_spec("tensorboardX"):
-        parser.error("--tensorboard needs tensorboardX, which `pip install tensorboardX` installs")
+        parser.error("--tensorboard needs tensorboardX: pip install tensorboardX")
     if options.evaluate_only and not (options.checkpoint and options.validation):
         parser.error("--evaluate-only needs --checkpoint and --validation")
     ignored = [name for name, value in vars(options).items() if value != parser.get_default(name)]

@@ -102,7 +102,10 @@ def run(
                 results.write_text(to_json(result | {"scores": found.scores}))
                 curves.draw(plot, found, list(dict.fromkeys([*scores, options.best])))
                 if draw:
-                    on_devices(partial(draw, picture), kept(found.state))
+                    try:
+                        on_devices(partial(draw, picture), kept(found.state))
+                    except ImageError as error:  # without validation data, of an image that training may have left out
+                        print(f"{picture} was not drawn: {error}")
             multihost_utils.sync_global_devices("the results are written")
     except (StartError, ImageError, NotFiniteError, OSError) as error:
         raise SystemExit("\n".join([f"{program}: error: {error}", *getattr(error, "__notes__", [])])) from error

@@ -12,7 +12,7 @@ from pycocotools import mask as rle
 
 from examples.library import precision
 from examples.library.batches import ahead, filled_batches
-from examples.library.coco import Dataset, fitted_size, in_turn, open_image, padded_count, usable
+from examples.library.coco import SPARE, Dataset, fitted_size, in_turn, open_image, padded_count, usable, without_errors
 from examples.library.devices import own_rows
 from examples.resnet import MEAN
 
@@ -61,9 +61,9 @@ def load_image(
     return canvas
 
 
-def load_example(dataset: Dataset, image: int, loading: Loading, scale: float = 1.0) -> Batch:
-    """An image and its objects."""
-    info, size = dataset.annotations.imgs[image], _turned(dataset, image, loading.size)
+def load_example(dataset: Dataset, image: int, loading: Loading, size: tuple[int, int], scale: float = 1.0) -> Batch:
+    """An image, which is fitted into a size, and its objects."""
+    info = dataset.annotations.imgs[image]
     part = tuple(max(int(side * scale), 1) for side in size)
     height, width = fitted_size(info["height"], info["width"], part)
     ratio = np.array([width / info["width"], height / info["height"]] * 2)
@@ -111,37 +111,40 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     Examples are in the order of `in_turn`. As in mmdet, those of upright images wait until they fill a batch, and so do
     the others.
     """
-
-    rows = own_rows(loading.batch_size)
+    example_of, rows = in_turn(dataset, loading.seed, loading.background), own_rows(loading.batch_size)
 
     def filled():
         waiting = defaultdict(list)
-        for image, seed in map(in_turn(dataset, loading.seed, loading.background), count()):
+        for number in count():
+            image, seed = example_of(number)
             size = _turned(dataset, image, loading.size)
             waiting[size].append((image, seed))
             if len(waiting[size]) == loading.batch_size:
-                yield waiting.pop(size)
+                yield size, waiting.pop(size), number
 
-    def job(chosen):
-        return dataset.part(image for image, _ in chosen), chosen, rows
+    def job(batch):
+        size, chosen, last = batch
+        chosen += map(example_of, range(last + 1, last + 1 + SPARE))
+        return dataset.part(image for image, _ in chosen), chosen, rows, size
 
     jobs = map(job, islice(filled(), steps.start, steps.stop))
-    return ahead(partial(_training_batch, loading), jobs, loading.workers, loading.processes)
+    return without_errors(ahead(partial(_training_batch, loading), jobs, loading.workers, loading.processes))
 
 
 def _training_batch(loading, job):
-    """The rows of a batch: the images and seeds chosen for it, from the part of the data that has them."""
-    dataset, chosen, rows = job
+    """The rows of a batch of the images and seeds chosen for it, and the errors of images that were left out."""
+    dataset, chosen, rows, size = job
 
     def example(image, seed):
         rng = np.random.default_rng(seed)
         scale = rng.uniform(loading.min_scale, 1) if loading.min_scale < 1 else 1.0
-        found = load_example(dataset, image, loading, scale)
+        found = load_example(dataset, image, loading, size, scale)
         return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
-    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in chosen))
-    examples = (padded(usable(example, chosen, row, loading.skips_damaged), most) for row in rows)
-    return Batch(*map(np.stack, zip(*examples, strict=True)))
+    examples, errors = usable(example, chosen, rows, loading.skips_damaged)
+    used = chosen if errors else chosen[: loading.batch_size]
+    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in used))
+    return Batch(*map(np.stack, zip(*(padded(one, most) for one in examples), strict=True))), errors
 
 
 def evaluation_batches(

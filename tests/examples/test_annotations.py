@@ -162,7 +162,7 @@ def test_boxes_that_leave_the_image(folder):
     }.items():
         dataset = read(*written(folder, content(bbox=box)))
         assert_array_equal(detr.load(dataset, 2).boxes.reshape(-1, 4), np.reshape(expected, (-1, 4)))
-        example = rcnn.load_example(dataset, 2, rcnn.Loading((10, 20), 1, masks=False))
+        example = rcnn.load_example(dataset, 2, rcnn.Loading((10, 20), 1, masks=False), (10, 20))
         assert_array_equal(example.boxes, np.reshape(expected, (-1, 4)))
 
 
@@ -231,7 +231,7 @@ def test_polygons(segmentation, polygons, folder, caplog):
     dataset = read(*written(folder, content(segmentation=segmentation)), masks=True)
     objects = dataset.objects(2)
     assert len(objects) == bool(polygons) == len(dataset.annotations.anns) - 1
-    assert all(one["segmentation"] == [SQUARE] for one in objects)
+    assert all(rle.area(one["segmentation"]) == 36 for one in objects)
     assert ("objects without a pixel in their mask (1)" in str(caplog.messages)) == (not polygons)
     assert bool(caplog.messages) == (segmentation != [SQUARE])
     assert dataset.background_images == []
@@ -347,28 +347,40 @@ def test_background(folder):
             assert {*(labels >= 0).sum(1).tolist()} == expected
 
 
-def both(dataset, steps, **settings):
-    """The training batches of both kinds of detectors, of two images each."""
-    of_rcnn, of_detr = rcnn.Loading((32, 32), 2, **settings), detr.Loading(((32, 32),), 2, **settings)
+def both(dataset, steps, size=2, **settings):
+    """The training batches of both kinds of detectors."""
+    of_rcnn, of_detr = rcnn.Loading((32, 32), size, **settings), detr.Loading(((32, 32),), size, **settings)
     return rcnn.training_batches(dataset, of_rcnn, steps), detr.training_batches(dataset, of_detr, steps)
 
 
-def test_damaged_images(folder, caplog):
-    """They are named once, and the other images of the batch take their places, if that is asked for."""
+@pytest.mark.parametrize("size", [1, 2])
+def test_damaged_images(size, folder, caplog):
+    """They are named once and left out, if that is asked for, also from batches of one image."""
     dataset = read(*written(folder, content()), masks=True)
     (folder / "a.png").write_bytes((folder / "b.png").read_bytes()[:-30])
-    for batches in both(dataset, range(2)):
+    for batches in both(dataset, range(3), size):
         with pytest.raises(ImageError, match=r"a\.png must be an image") as caught:
             list(batches)
-        assert caught.value.__notes__ == ["--skip-damaged trains on the other images."]
-    of_rcnn, of_detr = both(dataset, range(2), skips_damaged=True, mirrors=False)
-    for batch in of_rcnn:
-        assert_array_equal(batch.masks[0], batch.masks[1])
-    assert len(list(of_detr)) == 2
-    assert len(caplog.messages) == 1 and re.search(r"a\.png must be .*; it is not trained on$", caplog.messages[0])
+        assert caught.value.__notes__ == ["--skip-damaged leaves it out."]
+    for batches in both(dataset, range(3), size, skips_damaged=True):
+        assert len(list(batches)) == 3
+        assert re.search(r"a\.png must be .*; it is not trained on$", caplog.messages[0])
+        assert caplog.messages[1:] == ["1 damaged images were not trained on"]
+        caplog.clear()
     (folder / "b.png").write_bytes(b"")
+    for batches in both(dataset, range(1), size, skips_damaged=True):
+        with pytest.raises(ImageError, match=r"\.png must be an image") as caught:
+            list(batches)
+        assert caught.value.__notes__ == ["The 16 images after it are damaged, too."]
+
+
+def test_images_that_cannot_be_read_now(folder):
+    """An error of the operating system says nothing of the image, which is not left out."""
+    dataset = read(*written(folder, content()), masks=True)
+    for name in ("a.png", "b.png"):
+        (folder / name).unlink()
     for batches in both(dataset, range(1), skips_damaged=True):
-        with pytest.raises(ImageError, match=r"\.png must be an image"):
+        with pytest.raises(ImageError, match="No such file"):
             list(batches)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -304,20 +305,45 @@ def test_processes_that_make_batches():
         next(ahead(os._exit, [1], processes=True))
 
 
-def test_processes_end_with_the_one_that_they_serve():
-    program = """
-import os, signal
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_they_serve(number, tmp_path):
+    """Terminals and clusters signal all of them. They still make the batches of steps that are running."""
+    program = f"""
+import jax.numpy as jnp, os
+from pathlib import Path
 from examples.library.batches import ahead
-if __name__ == "__main__":
-    batches = ahead(os.getpgid, [0] * 100, 2, processes=True)
-    next(batches)
-    print("ready", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+from examples.library.loop import Start, fit
+from tests.examples.test_loop import Recipe
+
+def step(state, batch):
+    print(batch, flush=True)
+    return state, {{"loss": jnp.zeros(())}}
+
+state = {{"x": jnp.zeros(())}}
+batches = lambda steps: ahead(float, steps, 2, processes=True)
+fit(step, Start(lambda: state, state), batches, Recipe(10**9, checkpoint_every=10**9), Path({str(tmp_path)!r}))
 """
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", program], **pipes, text=True, start_new_session=True)
     with process:
-        assert process.stdout.readline() == "ready\n"
-        assert process.stdout.read() == ""  # which ends when all processes that have the pipe have ended
+        for _ in range(5):
+            process.stdout.readline()
+        os.kill(process.pid, number) if number == signal.SIGKILL else os.killpg(process.pid, number)
+        _, errors = process.communicate()  # which ends when all processes that have the pipes have ended
+    is_saved = re.search(r"Interrupted after step \d+, which is saved", errors)
+    assert bool(is_saved) == (number != signal.SIGKILL), errors
+
+
+def test_a_log_that_is_lost(tmp_path, capsys):
+    """Or whose last line is. The run goes on, and says so."""
+    whole = run(tmp_path / "whole")
+    for name, kept in (("lost", ""), ("torn", '{"step": 1, "loss": 1.0, "milliseconds": 1, "waited": 0}\n{"ste')):
+        run(tmp_path / name, stop_after=4)
+        (tmp_path / name / "log.jsonl").write_text(kept)
+        found = run(tmp_path / name, resume=True)
+        lacking = len(whole.losses) - len(found.losses)
+        assert found.losses == whole.losses[: bool(kept)] + whole.losses[4:]
+        assert f"log.jsonl lacks {lacking} of the 4 steps that are saved." in capsys.readouterr().out
 
 
 def test_steps_are_started_before_earlier_ones_are_fetched(tmp_path):

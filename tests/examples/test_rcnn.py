@@ -260,7 +260,7 @@ def test_examples_of_a_folder(digits_folder):
             side = (image != np.round(MEAN)).any(-1).any(1).sum()  # of the square scene in the canvas
             assert 16 <= side <= 64 and 0 < boxes.max() <= side
     dataset.objects(1)[0]["segmentation"] = coco.encoded(np.eye(96))  # thinner than a pixel of the smaller image
-    assert coco.load_example(dataset, 1, coco.Loading((24, 24), 1)).masks[0].sum() == 24
+    assert coco.load_example(dataset, 1, coco.Loading((24, 24), 1), (24, 24)).masks[0].sum() == 24
 
 
 def test_average_precision_of_the_truth(digits_folder):
@@ -268,7 +268,7 @@ def test_average_precision_of_the_truth(digits_folder):
     dataset = read(digits_folder / "validation.json", digits_folder / "validation", masks=True)
     listed = []
     for image in dataset.annotations.getImgIds():
-        example = coco.load_example(dataset, image, loading)
+        example = coco.load_example(dataset, image, loading, loading.size)
         found = Detections(example.boxes, (example.labels >= 0) * 0.9, example.labels, example.masks)
         listed += coco.results(dataset, image, found, loading.size)
     scores = coco.average_precision(dataset, listed, masks=True)

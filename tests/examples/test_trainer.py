@@ -109,6 +109,14 @@ def test_tensorboard(tmp_path, monkeypatch, capsys):
     assert len([value for value in values if value.tag == "loss"]) == 4
     command(tmp_path, "--overwrite")
     assert not (tmp_path / "tensorboard").exists()
+
+    def write(board, step, numbers):
+        raise OSError("No space left on device")
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("examples.library.measurements.Board.write", write)
+        with pytest.raises(SystemExit, match="step 1 cannot be written to the log: No space left on device"):
+            command(tmp_path / "full", "--tensorboard")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         command(tmp_path, "--tensorboard")
