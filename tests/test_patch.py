@@ -17,7 +17,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import jax_dcn
-from benchmarks.measurements.detectors.patched import DETECTORS
+from benchmarks import patched_models
+from benchmarks.measurements.detectors.patched import DETECTORS, Model, Program
 from jax_dcn._patch import functions
 from jax_dcn._patch.functions import LIBRARIES, TARGETS
 from tests.helpers import patched
@@ -291,3 +292,16 @@ def test_libraries_that_are_not_installed(monkeypatch):
 def test_nothing_is_imported_before():
     code = f"import sys, jax_dcn; assert not {{*{[*LIBRARIES, 'keras']!r}}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_page_has_both(stand_in, tmp_path, monkeypatch):
+    """A short run of the benchmark."""
+    stand_in("jax_raft")
+    arrays = [jnp.asarray(array, "float32") for array in CASES["grid_sample"].arrays]
+    program = Program(lambda arrays, _: current(TARGETS[-1])(*arrays), arrays, ())
+    monkeypatch.setattr(patched_models, "MODELS", {"samples": Model("jax_raft", lambda _: program)})
+    patched_models.main(["--repeats", "1", "--out", str(tmp_path)])
+    (page,) = tmp_path.glob("*-cpu-patch.md")
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| samples")]
+    assert [row[2].strip() for row in rows] == ["forward", "with gradients"]
+    assert all(0 < float(row[-1].strip(" |")) < 1e-5 for row in rows)

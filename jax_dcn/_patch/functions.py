@@ -69,23 +69,18 @@ _count: dict[str, int] = {}  # of those
 class patch:
     """Makes the models of another library use the kernels of this package, until `undo` or the end of a `with` block.
 
-    The libraries are
+    It replaces the functions that sample feature maps: in ``"zeromodels"`` those of RF-DETR, RT-DETR, RT-DETRv2,
+    D-FINE, Grounding DINO, Mask2Former and OneFormer, in ``"keras_hub"`` that of D-FINE, in ``"scenic"`` those of
+    Deformable DETR and CenterNet, and in ``"jax_raft"`` that of RAFT. docs/patch.md names the functions and the
+    versions that were tried, and says where they gain how much.
 
-    - ``"zeromodels"`` (1.3.6): the attention of RF-DETR, RT-DETR, RT-DETRv2, D-FINE and Grounding DINO, and the samples
-      that Mask2Former and OneFormer sum;
-    - ``"keras_hub"`` (0.32.0): the attention of D-FINE;
-    - ``"scenic"`` (0.0.1): the attention of Deformable DETR and the RoIAlign of CenterNet;
-    - ``"jax_raft"`` (0.1.1): the samples of RAFT's correlations.
-
-    The versions are those that were tried. Parameters and checkpoints stay as they are, and values and gradients are
-    the same up to rounding. Models that exist change too, and all modules that have imported a replaced function. So do
-    functions that `jax.jit` has compiled, because jax's caches are cleared, here and when it is undone; what
-    `lower(...).compile()` has returned stays as it is.
-
-    If a library is patched several times, its functions are restored when the last `patch` is undone.
+    Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. Models that exist
+    change, too, and all modules that have imported a replaced function. So do functions that `jax.jit` has compiled,
+    because jax's caches are cleared, here and when it is undone; what `lower(...).compile()` has returned stays as it
+    is. If a library is patched several times, its functions are restored when the last `patch` is undone.
 
     Args:
-      library: one of the names above.
+      library: the name of a package that can be imported, one of those above.
 
     Attributes:
       replaced: the full names of the functions that are replaced.
@@ -96,8 +91,8 @@ class patch:
       RuntimeError: Keras has another backend than JAX.
 
     Warns:
-      UserWarning: the version has not been tried, or some functions are not in the library or have other parameters.
-        The message names these, and they stay as they are.
+      UserWarning: the version was not tried, or some functions are not in the library or have other parameters. The
+        message names these, and they stay as they are.
 
     Example:
       ::
@@ -126,8 +121,7 @@ class patch:
         self._is_undone = False
 
     def undo(self) -> None:
-        """The library has its own functions again, unless another `patch` of it is not undone yet. A second call does
-        nothing."""
+        """Restores the functions of the library, if no other `patch` of it is active. A second call does nothing."""
         if not self._is_undone:
             self._is_undone = True
             _count[self.library] -= 1
@@ -197,12 +191,12 @@ def _checked(target: Target) -> Function:
 
 
 def _calling(adapter: Function) -> Function:
-    """A function of its own for each target, by which the target is found again."""
+    """A new function for each target, because several targets have the same adapter, and each has its own original."""
     return lambda *args, **kwargs: adapter(*args, **kwargs)
 
 
 def _switch(found: Found, on: bool) -> None:
-    """Replaces the functions in all modules, or restores them."""
+    """Replaces the functions in all modules and in what keeps them, or restores them."""
     new = {id(pair[not on]): pair[on] for pair in found.values()}
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
@@ -213,12 +207,12 @@ def _switch(found: Found, on: bool) -> None:
         if target.kept_by:
             owner, attribute = getattr(sys.modules[target.module], target.kept_by[0]), target.kept_by[1]
             if on:
-                setattr(owner, attribute, _before_instances(attribute, *pair))
+                setattr(owner, attribute, _over_instances(attribute, *pair))
             else:
                 delattr(owner, attribute)
     jax.clear_caches()
 
 
-def _before_instances(attribute: str, original: Function, replacement: Function) -> property:
-    """What instances have as the attribute, while they keep the original for later."""
+def _over_instances(attribute: str, original: Function, replacement: Function) -> property:
+    """For a class: its instances have the replacement, and each of them stores the original under the same name."""
     return property(lambda _: replacement, lambda instance, _: vars(instance).update({attribute: original}))

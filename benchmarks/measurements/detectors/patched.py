@@ -79,10 +79,10 @@ class Model(NamedTuple):
 
 
 def of_keras(model, inputs):
-    """The weights that are zeros at first, with which all queries would sample alike, vary."""
+    """Matrices that are zeros at first, with which all queries would sample alike or all outputs be zero, vary."""
     random = np.random.default_rng(0)
     for weight in model.trainable_variables:
-        if "kernel" in weight.path and not np.any(weight):
+        if len(weight.shape) > 1 and not np.any(weight):
             weight.assign(random.normal(scale=0.05, size=weight.shape))
     weights, rest = ([one.value for one in some] for some in (model.trainable_variables, model.non_trainable_variables))
     return Program(lambda weights, inputs: model.stateless_call(weights, rest, inputs)[0], weights, inputs)
