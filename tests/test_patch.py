@@ -129,6 +129,7 @@ def patched_quietly(library):
 
 @pytest.mark.thorough
 @pytest.mark.platforms("cpu")
+@pytest.mark.filterwarnings("ignore")  # those of Keras and of the models
 @pytest.mark.parametrize("name", DETECTORS)
 def test_whole_models(name, installed):
     """Outputs and gradients of models with random weights, in float32. The function is compiled again."""

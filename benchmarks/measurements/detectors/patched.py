@@ -78,14 +78,21 @@ class Model(NamedTuple):
     small: int | None = None  # of the images that are tested
 
 
-def of_keras(model, inputs):
-    """Matrices that are zeros at first, with which all queries would sample alike or all outputs be zero, vary."""
+def of_keras(model, images, words=None):
+    """Matrices that are zeros at first, with which all queries would sample alike or all outputs be zero, vary.
+
+    The words are constants, because Grounding DINO computes with them while its program is traced.
+    """
     random = np.random.default_rng(0)
     for weight in model.trainable_variables:
         if len(weight.shape) > 1 and not np.any(weight):
             weight.assign(random.normal(scale=0.05, size=weight.shape))
     weights, rest = ([one.value for one in some] for some in (model.trainable_variables, model.non_trainable_variables))
-    return Program(lambda weights, inputs: model.stateless_call(weights, rest, inputs)[0], weights, inputs)
+
+    def forward(weights, images):
+        return model.stateless_call(weights, rest, {"pixel_values": images} | words if words else images)[0]
+
+    return Program(forward, weights, images)
 
 
 def pixels(size, count=1):
@@ -93,14 +100,13 @@ def pixels(size, count=1):
     return jnp.asarray(random.normal(size=(count, size, size, 3)), "float32")
 
 
-def of_zeromodels(name, kind, more=None, **configuration):
+def of_zeromodels(name, kind, words=None, **configuration):
     """What makes a model of the class `kind` for images of a size."""
 
     def make(size):
         models = import_module(f"zeromodels.models.{name}")
         model = getattr(models, kind)(image_size=size, **configuration)
-        images = pixels(size)
-        return of_keras(model, {"pixel_values": images} | more if more else images)
+        return of_keras(model, pixels(size), words)
 
     return make
 
@@ -108,9 +114,10 @@ def of_zeromodels(name, kind, more=None, **configuration):
 def grounding_dino(size):
     from zeromodels.models import grounding_dino as models
 
-    words = jnp.array([[101, 4937, 1012, 2829, 3899, 1012, 102]])  # "a cat. a dog."
-    rest = {"input_ids": words, "attention_mask": jnp.ones_like(words)}
-    return of_keras(models.GroundingDinoDetect(), {"pixel_values": pixels(size)} | rest)
+    words = jnp.array([[101, 4937, 1012, 3899, 1012, 102]])  # of BERT: "cat. dog."
+    return of_keras(
+        models.GroundingDinoDetect(), pixels(size), {"input_ids": words, "attention_mask": jnp.ones_like(words)}
+    )
 
 
 def d_fine(size):
@@ -205,7 +212,7 @@ DETECTORS = {
     "D-FINE-S of keras-hub": Model("keras_hub", d_fine, 640, 128),
     "RF-DETR-B": of_zeromodels_as(560, 280, "rf_detr", "RFDETRDetect", out_feature_indexes=[2, 5, 8, 11]),
     "Mask2Former Swin-T": of_zeromodels_as(384, 128, "mask2former", "Mask2FormerUniversalSegment"),
-    "Grounding DINO-T": Model("zeromodels", grounding_dino, 384, 128),
+    "Grounding DINO-T": Model("zeromodels", grounding_dino, 384, 224),
     "RAFT": Model("jax_raft", raft, 384, 128),
     "RT-DETR R50": of_zeromodels_as(640, 128, "rt_detr", "RTDETRDetect"),
     "OneFormer Swin-T": of_zeromodels_as(
