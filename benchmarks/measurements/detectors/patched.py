@@ -114,10 +114,15 @@ def of_zeromodels(name, kind, words=None, **configuration):
 def grounding_dino(size):
     from zeromodels.models import grounding_dino as models
 
-    words = jnp.array([[101, 4937, 1012, 3899, 1012, 102]])  # of BERT: "cat. dog."
-    return of_keras(
-        models.GroundingDinoDetect(), pixels(size), {"input_ids": words, "attention_mask": jnp.ones_like(words)}
-    )
+    ids = jnp.array([[101, 4937, 1012, 3899, 1012, 102]])  # of BERT: "cat. dog."
+    words = {"input_ids": ids, "attention_mask": jnp.ones_like(ids)}
+    program = of_keras(models.GroundingDinoDetect(), pixels(size), words)
+
+    def forward(weights, images):
+        outputs = program.forward(weights, images)
+        return outputs["logits"][..., : ids.size], outputs["pred_boxes"]  # other logits are those of no word
+
+    return program._replace(forward=forward)
 
 
 def d_fine(size):
