@@ -9,7 +9,7 @@ they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `
 `operators_saveable` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them.
 `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample. `as_deform_conv`
 converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms`, `fpn_levels` and `find_peaks` do what a
-detector needs besides pooling.
+detector needs besides pooling. `patch` makes models of other libraries use these kernels.
 """
 
 from importlib import import_module
@@ -35,6 +35,7 @@ from jax_dcn._operators.roi_pool.functions import (
     roi_align,
 )
 from jax_dcn._operators.sampling.functions import grid_sample, map_coordinates, resize
+from jax_dcn._patch.functions import patch
 from jax_dcn._primitive.operator import operators_saveable
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn.boxes import fpn_levels, nms
@@ -71,6 +72,7 @@ __all__ = [
     "offset_labels",
     "offset_statistics",
     "operators_saveable",
+    "patch",
     "ps_roi_align",
     "psroi_pool",
     "quantize",

@@ -12,7 +12,15 @@ import jax_dcn
 from tests.helpers.deform_conv.cases import assert_close
 
 # These take no arrays, or compute nothing of them.
-OTHERS = {"ComputationPlan", "KernelPlan", "kernel_plan", "offset_labels", "operators_saveable", "warn_of_offsets"}
+OTHERS = {
+    "ComputationPlan",
+    "KernelPlan",
+    "kernel_plan",
+    "offset_labels",
+    "operators_saveable",
+    "patch",
+    "warn_of_offsets",
+}
 EXAMPLES = 2
 RANDOM = np.random.default_rng(0)
 

@@ -1,0 +1,1 @@
+"""Makes models of other libraries use this package's kernels: the public class, the table of targets, the adapters."""

@@ -1,0 +1,112 @@
+"""Functions of other libraries by means of this package's operators.
+
+Parameters have the names and the order of the functions that are replaced, because callers pass them by name, and
+because `patch` compares them. N: images; Q: queries; S: pixels of all L levels; P: points; a location is (x, y).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_dcn._operators.aggregation.functions import multi_scale_deformable_attention
+from jax_dcn._operators.sampling.functions import map_coordinates
+
+Shapes = Sequence[Sequence[int]]
+
+
+def channels_first(
+    value: jax.Array, value_spatial_shapes: Shapes, sampling_locations: jax.Array, attention_weights: jax.Array
+) -> jax.Array:
+    """value [N, heads, channels, S], locations [N, Q, heads, L, P, 2], weights [N, Q, heads, L · P]."""
+    weights = attention_weights.reshape(sampling_locations.shape[:-1])
+    return _attend(value.transpose(0, 3, 1, 2), sampling_locations, weights, value_spatial_shapes)
+
+
+def points_of_levels(
+    value: jax.Array,
+    value_spatial_shapes: Shapes,
+    sampling_locations: jax.Array,
+    attention_weights: jax.Array,
+    num_points_list: Sequence[int],
+) -> jax.Array:
+    """value [N, S, heads, channels], locations [N, Q, heads, ΣP, 2], weights [N, Q, heads, ΣP]."""
+    return _attend(value, sampling_locations, attention_weights, value_spatial_shapes, points=num_points_list)
+
+
+def keras_hub(
+    value: jax.Array,
+    dynamic_spatial_shapes: jax.Array,
+    sampling_locations: jax.Array,
+    attention_weights: jax.Array,
+    num_points: Sequence[int],
+    slice_sizes: Sequence[int],
+    spatial_shapes: Shapes,
+    num_levels: int,
+    num_queries: int,
+    method: str = "default",
+) -> jax.Array:
+    """As `points_of_levels`, or with the method "discrete" from the nearest pixel."""
+    ours = "discrete" if method == "discrete" else "bilinear"
+    return _attend(value, sampling_locations, attention_weights, spatial_shapes, points=num_points, method=ours)
+
+
+def samples(value: jax.Array, sampling_locations: jax.Array, spatial_shapes: Shapes) -> jax.Array:
+    """value [N, S, heads, channels] at locations [N, Q, heads, L, P, 2], not summed: [N, Q, heads, L, P, channels]."""
+    images, queries, heads, _, points, _ = sampling_locations.shape
+    ends = np.cumsum([height * width for height, width in spatial_shapes])
+    of_levels = []
+    for level, (pixels, shape) in enumerate(zip(jnp.split(value, ends[:-1], axis=1), spatial_shapes, strict=True)):
+        locations = sampling_locations[:, :, :, level].swapaxes(2, 3).reshape(images, queries * points, heads, 1, 1, 2)
+        found = _attend(pixels, locations, jnp.ones(locations.shape[:-1], value.dtype), [shape])
+        of_levels.append(found.reshape(images, queries, points, heads, -1).swapaxes(2, 3))
+    return jnp.stack(of_levels, axis=3)
+
+
+def scenic_attention(
+    values: jax.Array,
+    sampling_locations: jax.Array,
+    attn_weights: jax.Array,
+    shapes: Shapes,
+    use_remat: bool,
+    mode: str,
+) -> jax.Array:
+    """values [N · heads, S, channels], locations [N · heads, L, P · Q, 2], weights [N · heads, Q, L · P].
+
+    The kernels store no samples, so there is nothing to rematerialise, and they need no mode of batching.
+    """
+    maps, queries, _ = attn_weights.shape
+    by_point = sampling_locations.reshape(maps, len(shapes), -1, queries, 2)
+    locations = by_point.transpose(0, 3, 1, 2, 4)[:, :, None]
+    return _attend(values[:, :, None], locations, attn_weights.reshape(locations.shape[:-1]), shapes)
+
+
+def scenic_roi_align(feature: jax.Array, boxes: jax.Array, output_size: int, sampling_ratio: int) -> jax.Array:
+    """feature [H, W, C] and boxes [R, 4] as (x1, y1, x2, y2) in pixels give [R, output_size, output_size, C].
+
+    Unlike in `roi_align`, pixels outside are zero. So each bin is a query, which takes the mean of its samples.
+    """
+    height, width, channels = feature.shape
+    side = output_size * sampling_ratio
+    fractions = (jnp.arange(side, dtype=boxes.dtype) + 0.5) / side
+    corner, extent = boxes[:, :2, None], boxes[:, 2:, None] - boxes[:, :2, None]
+    x, y = jnp.unstack((corner + extent * fractions).reshape(-1, 2, output_size, sampling_ratio), axis=1)
+    x, y = jnp.broadcast_arrays(x[:, None, :, None, :] / width, y[:, :, None, :, None] / height)
+    locations = jnp.stack([x, y], axis=-1).reshape(-1, 1, 1, sampling_ratio**2, 2)
+    weights = jnp.full(locations.shape[:-1], 1 / sampling_ratio**2, feature.dtype)
+    means = _attend(feature.reshape(-1, 1, channels), locations, weights, [(height, width)])
+    return means.reshape(len(boxes), output_size, output_size, channels)
+
+
+def jax_raft(img: jax.Array, grid: jax.Array) -> jax.Array:
+    """img [N, H, W, C] at grid [N, h, w, 2], in pixels, gives [N, h, w, C]; pixels outside are zero."""
+    return map_coordinates(img, [grid[..., 1], grid[..., 0]], order=1, batch_dims=1)
+
+
+def _attend(value: jax.Array, locations: jax.Array, weights: jax.Array, shapes: Shapes, **options: Any) -> jax.Array:
+    """Of the type that operations on all three have, as in the other library. Locations of 16 bits become float32."""
+    value = value.astype(jnp.result_type(value, locations, weights))
+    locations = locations.astype(jnp.promote_types(locations.dtype, jnp.float32))
+    return multi_scale_deformable_attention(value, locations, weights, spatial_shapes=shapes, **options)

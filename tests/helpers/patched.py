@@ -1,0 +1,172 @@
+"""What `jax_dcn.patch` replaces, with the interfaces of the libraries and plain implementations, and calls of it.
+
+The implementations share no method with the package: they multiply all pixels by hat functions, with no gather.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SHAPES, POINTS, QUERIES, HEADS, CHANNELS = [(4, 6), (2, 3)], [2, 1], 5, 2, 4
+PIXELS = [height * width for height, width in SHAPES]
+
+
+def at(pixels, shape, x, y):
+    """Pixels [H · W, C] interpolated at columns x and rows y."""
+    of_axes = zip((y, x), shape, strict=True)
+    rows, columns = (jnp.maximum(0, 1 - abs(place[..., None] - jnp.arange(size))) for place, size in of_axes)
+    return jnp.einsum("...h,...w,hwc->...c", rows, columns, pixels.reshape(*shape, -1))
+
+
+def of_points(value, locations, shapes, points, method="default"):
+    """value [N, S, M, C] at [N, Q, M, ΣP, 2]."""
+    taken, ends = [], np.cumsum([height * width for height, width in shapes])
+    pixels, places = jnp.split(value, ends[:-1], axis=1), jnp.split(locations, np.cumsum(points)[:-1], axis=3)
+    for shape, of_level, place in zip(shapes, pixels, places, strict=True):
+        size = jnp.array(shape[::-1])
+        x, y = jnp.moveaxis(place * size - 0.5, -1, 0)
+        if method == "discrete":
+            x, y = jnp.moveaxis(jnp.clip(jnp.floor(place * size + 0.5), 0, size - 1), -1, 0)
+        of_head = jax.vmap(lambda *operands, shape=shape: at(operands[0], shape, *operands[1:]), 1, 1)
+        taken.append(jax.vmap(of_head)(of_level, x, y))
+    return jnp.concatenate(taken, axis=3)
+
+
+def attend(value, locations, weights, shapes, points, method="default"):
+    samples = of_points(value, locations, shapes, points, method)
+    return jnp.einsum("nqmpc,nqmp->nqmc", samples, weights).reshape(*weights.shape[:2], -1)
+
+
+def ms_deform_attn_core(value, value_spatial_shapes, sampling_locations, attention_weights):
+    *_, levels, points, _ = sampling_locations.shape
+    locations = sampling_locations.reshape(*attention_weights.shape, 2)
+    return attend(value.transpose(0, 3, 1, 2), locations, attention_weights, value_spatial_shapes, [points] * levels)
+
+
+def ms_deform_attn_core_variable(value, value_spatial_shapes, sampling_locations, attention_weights, num_points_list):
+    return attend(value, sampling_locations, attention_weights, value_spatial_shapes, num_points_list)
+
+
+def bilinear_sample(value, sampling_locations, spatial_shapes):
+    *before, levels, points, _ = sampling_locations.shape
+    locations = sampling_locations.reshape(*before, -1, 2)
+    return of_points(value, locations, spatial_shapes, [points] * levels).reshape(*before, levels, points, -1)
+
+
+def multi_scale_deformable_attention_v2(
+    value,
+    dynamic_spatial_shapes,
+    sampling_locations,
+    attention_weights,
+    num_points,
+    slice_sizes,
+    spatial_shapes,
+    num_levels,
+    num_queries,
+    method="default",
+):
+    return attend(value, sampling_locations, attention_weights, spatial_shapes, num_points, method)
+
+
+class DFineMultiscaleDeformableAttention:
+    """It keeps the function, as the layer of keras-hub does."""
+
+    def __init__(self):
+        self.ms_deformable_attn_core = multi_scale_deformable_attention_v2
+
+
+def deform_attn_sampling_fn(values, sampling_locations, attn_weights, shapes, use_remat, mode):
+    maps, queries, taps = attn_weights.shape
+    locations = sampling_locations.reshape(maps, taps, queries, 2).swapaxes(1, 2)[:, :, None]
+    points = [taps // len(shapes)] * len(shapes)
+    return attend(values[:, :, None], locations, attn_weights[:, :, None], shapes, points)
+
+
+def _roi_align_einsum(feature, boxes, output_size, sampling_ratio):
+    side = output_size * sampling_ratio
+    bins = []
+    for x1, y1, x2, y2 in boxes:
+        x, y = ((jnp.arange(side) + 0.5) * (high - low) / side + low - 0.5 for low, high in ((x1, x2), (y1, y2)))
+        samples = at(feature, feature.shape[:2], *jnp.meshgrid(x, y))
+        bins.append(samples.reshape(output_size, sampling_ratio, output_size, sampling_ratio, -1).mean((1, 3)))
+    return jnp.stack(bins)
+
+
+def grid_sample(img, grid):
+    return jax.vmap(lambda image, places: at(image, image.shape[:2], places[..., 0], places[..., 1]))(img, grid)
+
+
+class Case(NamedTuple):
+    plain: Callable[..., jax.Array]
+    call: Callable[..., jax.Array]  # of a function like the plain one and the arrays
+    arrays: list[np.ndarray]
+
+
+def cases() -> dict[str, Case]:
+    """By the name of the function. Some locations are outside."""
+    random = np.random.default_rng(0)
+    value = random.normal(size=(2, sum(PIXELS), HEADS, CHANNELS))
+    locations = random.uniform(-0.2, 1.2, (2, QUERIES, HEADS, 2, 3, 2))
+    weights = random.uniform(size=(2, QUERIES, HEADS, 6))
+    few, of_few = locations.reshape(2, QUERIES, HEADS, 6, 2)[..., : sum(POINTS), :], weights[..., : sum(POINTS)]
+    by_point = random.uniform(-0.2, 1.2, (4, 2, 3 * QUERIES, 2))
+    boxes = np.array([[0.31, 0.2, 5.14, 3.3], [-1.43, 1.7, 2.2, 6.1], [2.1, 1.2, 2.9, 1.63]])
+
+    def keras_hub(method) -> Callable[..., jax.Array]:
+        rest = POINTS, PIXELS, SHAPES, len(SHAPES), QUERIES, method
+        return lambda function, *arrays: function(arrays[0], jnp.array(SHAPES), *arrays[1:], *rest)
+
+    return {
+        "ms_deform_attn_core": Case(
+            ms_deform_attn_core,
+            lambda function, *arrays: function(arrays[0], SHAPES, *arrays[1:]),
+            [value.transpose(0, 2, 3, 1), locations, weights],
+        ),
+        "one level": Case(
+            ms_deform_attn_core,
+            lambda function, *arrays: function(arrays[0], SHAPES[:1], *arrays[1:]),
+            [value[:, : PIXELS[0]].transpose(0, 2, 3, 1), locations[:, :, :, :1], weights[..., :3]],
+        ),
+        "ms_deform_attn_core_variable": Case(
+            ms_deform_attn_core_variable,
+            lambda function, *arrays: function(arrays[0], SHAPES, *arrays[1:], POINTS),
+            [value, few, of_few],
+        ),
+        "bilinear_sample": Case(
+            bilinear_sample, lambda function, *arrays: function(*arrays, SHAPES), [value, locations]
+        ),
+        "multi_scale_deformable_attention_v2": Case(
+            multi_scale_deformable_attention_v2, keras_hub("default"), [value, few, of_few]
+        ),
+        "discrete": Case(multi_scale_deformable_attention_v2, keras_hub("discrete"), [value, few, of_few]),
+        "deform_attn_sampling_fn": Case(
+            deform_attn_sampling_fn,
+            lambda function, *arrays: function(
+                values=arrays[0],
+                sampling_locations=arrays[1],
+                attn_weights=arrays[2],
+                shapes=tuple(SHAPES),
+                use_remat=True,
+                mode="auto",
+            ),
+            [random.normal(size=(4, sum(PIXELS), CHANNELS)), by_point, random.uniform(size=(4, QUERIES, 6))],
+        ),
+        "_roi_align_einsum": Case(
+            _roi_align_einsum,
+            lambda function, *arrays: jax.vmap(function, in_axes=(0, 0, None, None))(*arrays, 3, 2),
+            [random.normal(size=(2, 4, 6, CHANNELS)), np.stack([boxes, boxes + 0.13])],
+        ),
+        "grid_sample": Case(
+            grid_sample,
+            lambda function, *arrays: function(*arrays),
+            [random.normal(size=(3, 4, 6, 1)), random.uniform(-1.5, 7, (3, 5, 5, 2))],
+        ),
+    }
+
+
+def keras(backend: str) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(backend=lambda: backend))
