@@ -1,7 +1,6 @@
 """Train a detector with deformable layers, score it, and draw what it detects and where its layers sample.
 
 python -m examples.detector.demo
-python -m examples.detector.demo --rfcn    # R-FCN, which classifies regions by deformable pooling
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from examples.library.command_line import Parser
 from examples.library.files import replaced
 from examples.library.objects import check_picture
 
-from . import evaluate, losses, rfcn, scenes
+from . import evaluate, scenes
 from .model import Detector, detect
 from .pictures import clearest_object, draw_scene, strongest_class
 from .sampling import add_legend, deformable_layers, draw_samples
@@ -31,24 +30,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="training steps (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=4, help="scenes in a step (%(default)s)")
     parser.add_argument("--validation-images", type=int, default=160, help="scenes to score (%(default)s)")
-    parser.add_argument("--out", type=Path, help="the picture (out/demo.png, and out/rfcn.png of R-FCN)")
+    parser.add_argument("--out", type=Path, default=Path("out", "demo.png"), help="the picture (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoints of an interrupted run")
-    parser.add_argument("--rfcn", action="store_true", help="train R-FCN in place of the anchor-free detector")
     options = parser.parse_args(arguments)
     for name in ("steps", "batch_size", "validation_images"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
-    out = options.out or Path("out", "rfcn.png" if options.rfcn else "demo.png")
+    out = options.out
     check_picture(parser, "--out", out)
-    make, loss = (rfcn.RFCN, rfcn.loss) if options.rfcn else (Detector, losses.loss)
-    model = make(len(scenes.CLASSES), WIDTHS, BLOCKS)
+    model = Detector(len(scenes.CLASSES), WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
     recipe = Recipe(options.steps, options.batch_size)
     folder = out.with_suffix("")
-    again = {"resume": options.resume, "overwrite": True, "settings": {"rfcn": options.rfcn}}
+    again = {"resume": options.resume, "overwrite": True}
     try:
         with locked(folder):
-            finished = train(model, loss, recipe, folder / "checkpoints", devices=jax.devices()[:1], **again)
+            finished = train(model, recipe, folder / "checkpoints", devices=jax.devices()[:1], **again)
     except (StartError, OSError) as error:
         parser.error(str(error))
     params = jax.device_get(finished.state.params)

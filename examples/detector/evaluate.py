@@ -30,11 +30,11 @@ class Detections(NamedTuple):
     classes: np.ndarray
 
 
-def validation_batches(images: int, batch_size: int, image_size: int = scenes.IMAGE_SIZE) -> Iterator[scenes.Scenes]:
+def validation_batches(images: int, batch_size: int) -> Iterator[scenes.Scenes]:
     """The first `images` validation scenes, the same for every run; the last batch may be smaller."""
     for start in range(0, images, batch_size):
         numbers = range(start, min(start + batch_size, images))
-        yield scenes.make_batch("validation", VALIDATION_SEED, numbers, image_size)
+        yield scenes.make_batch("validation", VALIDATION_SEED, numbers)
 
 
 def strongest(scores: jax.Array, boxes: jax.Array) -> Detections:

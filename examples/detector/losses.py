@@ -7,7 +7,7 @@ import optax
 from examples.library.boxes import area, generalised_iou, iou
 
 from .backbone import STRIDE, locations
-from .model import Detector, Predictions
+from .model import Detector
 from .scenes import Scenes
 
 CENTRE_RADIUS = 1.5 * STRIDE
@@ -33,16 +33,12 @@ def assign(locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> tuple[j
 
 
 def loss(model: Detector, params: dict, batch: Scenes) -> jax.Array:
-    """The loss of a model on a batch of scenes."""
-    return of_predictions(model.apply({"params": params}, batch.images), batch)
-
-
-def of_predictions(predictions: Predictions, batch: Scenes) -> jax.Array:
-    """Mean loss per responsible location of a batch of scenes.
+    """The mean loss per responsible location of a model on a batch of scenes.
 
     Scores are trained to predict the IoU of their box, by a focal loss with full weight on objects (varifocal loss,
     arXiv 2008.13367). Boxes are trained by their generalised IoU.
     """
+    predictions = model.apply({"params": params}, batch.images)
     cells = locations(*batch.images.shape[1:3])
     objects, found = jax.vmap(assign, (None, 0, 0))(cells, batch.boxes, batch.labels)
     targets = jnp.take_along_axis(batch.boxes, objects[..., None], 1)

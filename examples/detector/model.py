@@ -38,24 +38,16 @@ class Detector(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> Predictions:
-        return self._head(self._features(images), self.classes)
-
-    def scores_and_boxes(self, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The score of each class [batch, n, classes] and the boxes [batch, n, 4] of all candidates."""
-        logits, boxes = self(images)
-        return jax.nn.sigmoid(logits), boxes
-
-    def _features(self, images):
-        return Backbone(self.widths, self.blocks, name="backbone")(images)
-
-    def _head(self, x, classes):
+        x = Backbone(self.widths, self.blocks, name="backbone")(images)
         batch, rows, columns, _ = x.shape
-        logits = self._branch("class", x, classes, nn.initializers.constant(jnp.log(CLASS_PRIOR / (1 - CLASS_PRIOR))))
+        logits = self._branch(
+            "class", x, self.classes, nn.initializers.constant(jnp.log(CLASS_PRIOR / (1 - CLASS_PRIOR)))
+        )
         geometry = self._branch("box", x, 4, nn.initializers.zeros).reshape(batch, -1, 4)
         centres = locations(rows * STRIDE, columns * STRIDE) + STRIDE * geometry[..., :2]
         half_sizes = STRIDE * jnp.exp(jnp.minimum(geometry[..., 2:], MAX_LOG_SIZE))
         boxes = jnp.concatenate([centres - half_sizes, centres + half_sizes], -1)
-        return Predictions(logits.reshape(batch, -1, classes), boxes)
+        return Predictions(logits.reshape(batch, -1, self.classes), boxes)
 
     def _branch(self, name, x, channels, bias_init):
         x = nn.relu(norm(f"{name}_norm")(Conv(self.widths[-1], (3, 3), use_bias=False, name=f"{name}_conv")(x)))
@@ -65,4 +57,5 @@ class Detector(nn.Module):
 @partial(jax.jit, static_argnums=0)
 def detect(model: Detector, params: dict, images: jax.Array) -> Detections:
     """The objects that a trained model detects in images [batch, height, width, 3]."""
-    return jax.vmap(strongest)(*model.apply({"params": params}, images, method="scores_and_boxes"))
+    logits, boxes = model.apply({"params": params}, images)
+    return jax.vmap(strongest)(jax.nn.sigmoid(logits), boxes)

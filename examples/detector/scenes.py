@@ -119,11 +119,11 @@ def make_batch(split: Split, seed: int, indices: Sequence[int], size: int = IMAG
     )
 
 
-def training_batches(seed: int, batch_size: int, size: int, steps: range) -> Iterator[Scenes]:
+def training_batches(seed: int, batch_size: int, steps: range) -> Iterator[Scenes]:
     """The training batches of the steps in `steps`; a thread prepares the next one while the caller uses the last."""
 
     def batch(step: int) -> Scenes:
-        return make_batch("train", seed, range(step * batch_size, (step + 1) * batch_size), size)
+        return make_batch("train", seed, range(step * batch_size, (step + 1) * batch_size))
 
     return ahead(batch, steps)
 

@@ -1,12 +1,11 @@
 """Training on scenes: one jitted step, and data that depends only on the seed and the step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax
 import numpy as np
 import optax
@@ -16,9 +15,8 @@ from examples.library.devices import fit_on
 from examples.library.loop import Run, State, first_state, update
 
 from . import scenes
-
-# loss(model, params, batch): the number to minimise.
-Loss = Callable[[nn.Module, dict, scenes.Scenes], jax.Array]
+from .losses import loss
+from .model import Detector
 
 
 @dataclass(frozen=True)
@@ -50,32 +48,30 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(groups, jax_dcn.offset_labels))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def train_step(
-    model: nn.Module, loss: Loss, recipe: Recipe, state: State, batch: scenes.Scenes
+    model: Detector, recipe: Recipe, state: State, batch: scenes.Scenes
 ) -> tuple[State, dict[str, jax.Array]]:
     """One optimiser step on one batch: the new state, and the loss before the step."""
     return update(state, make_optimiser(recipe), lambda params: loss(model, params, batch))
 
 
 def train(
-    model: nn.Module,
-    loss: Loss,
+    model: Detector,
     recipe: Recipe,
     directory: Path,
     *,
     devices: Sequence[jax.Device] | None = None,
-    image_size: int = scenes.IMAGE_SIZE,
     **options: Any,
 ) -> Run:
-    """Trains a model, which takes images, to minimise `loss`, with checkpoints in `directory`. options: of `fit`."""
-    images = np.zeros((1, image_size, image_size, 3), np.uint8)
+    """Trains a model, with checkpoints in `directory`. options: of `fit`."""
+    images = np.zeros((1, scenes.IMAGE_SIZE, scenes.IMAGE_SIZE, 3), np.uint8)
     return fit_on(
         devices,
-        partial(train_step, model, loss, recipe),
+        partial(train_step, model, recipe),
         partial(first_state, optimiser=make_optimiser(recipe)),
         jax.jit(model.init)(jax.random.key(recipe.seed), images)["params"],
-        partial(scenes.training_batches, recipe.seed, recipe.batch_size, image_size),
+        partial(scenes.training_batches, recipe.seed, recipe.batch_size),
         recipe,
         directory,
         **options,
