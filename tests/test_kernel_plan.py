@@ -13,7 +13,6 @@ from jax import export
 import jax_dcn
 from jax_dcn._operators import kernel_plan
 from jax_dcn._operators.deform_conv import im2col_plan
-from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
 from jax_dcn._primitive import extension
 from tests.helpers.operators import CONVOLUTION, OPERATORS, custom_calls_on
 
@@ -177,22 +176,6 @@ def test_volumes(target):
     assert found["forward"].workspace_bytes == found["weight"].workspace_bytes == samples * 3 // 2  # also of 16 bits
     assert found["offset"].workspace_bytes == found["mask"].workspace_bytes == samples
     assert found["x"].workspace_bytes == samples + 3 * image + results["dcn_sampling_x_cotangent"][1]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
-    """They are those of whole parts, as many as the limit has room for."""
-
-    def choices(images):
-        operands = convolution(dtype, batch=(images,), image=(100, 168), channels=128)
-        return planned(operands, backend="im2col")["x"].choices
-
-    image_bytes = 4 * sum(map(math.prod, sorted_shapes((1,), 100 * 168 * 9, (100, 168), 4)))
-    assert choices(16).sorted_images == 16
-    many = choices(3 * 2**10)
-    assert many.sorted_images % many.images == 0
-    limit = im2col_plan.CONVOLUTION_SORT_BYTES
-    assert limit / 2 < many.sorted_images * image_bytes <= limit
 
 
 @pytest.mark.parametrize("name", ["deform_conv2d", "multi_scale_deformable_attention"])

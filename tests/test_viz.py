@@ -80,16 +80,6 @@ def layer_of(offset, mask=None, **geometry):
     return viz.Layer(offset, mask, image_size=offset.shape[-3:-1], kernel_size=3, **geometry)
 
 
-def test_below_a_sample_outside_there_is_nothing():
-    outside = np.zeros((8, 8, 9, 2))
-    outside[4, 4, 0] = [np.nan, 0]
-    outside[4, 4, 1] = [0, 100]
-    samples = viz.sampling_locations([layer_of(np.zeros((8, 8, 18))), layer_of(outside.reshape(8, 8, 18))], (4, 4))
-    nothing = np.arange(81) < 18
-    assert_array_equal(samples.inside, ~nothing)
-    assert_array_equal(np.isnan(samples.locations).all(1), nothing)
-
-
 def test_between_positions_of_a_layer_the_nearest_counts():
     below, above = np.zeros((8, 8, 18)), np.zeros((4, 4, 18))
     below[4, 4] = 1
@@ -210,34 +200,6 @@ def lines(ax, label):
     return [line for line in ax.lines if line.get_label() == label]
 
 
-def test_two_layers_of_two_groups():
-    """A second layer without padding on a first one that halves the rows, in an image twice as large as its input."""
-
-    def layer(shift, size, image_size, **geometry):
-        offset, mask = np.zeros((*size, 2, 9, 2)), np.full((*size, 2, 9), 0.5)
-        offset[..., 1, :, :], mask[..., 1, :] = shift, 1.5
-        offset, mask = offset.reshape(*size, 36), mask.reshape(*size, 18)
-        return viz.Layer(offset, mask, image_size=image_size, kernel_size=3, **geometry)
-
-    first = layer([0, 0.5], (8, 8), (16, 8), strides=(2, 1))
-    second = layer([1, 0], (6, 6), (8, 8), padding="VALID")
-    image = RANDOM.uniform(-1, 3, (32, 16, 3))
-    ax = viz.plot_sampling([first, second], (2, 2), image=image, offset_group=1)
-    # The second sees rows and columns 2 to 4, the first from row r on rows 2r to 2r + 2.
-    assert_allclose(lines(ax, "output position")[0].get_xydata(), [[6.5, 14.5]])
-    squares = lines(ax, "plain convolution")[0].get_xydata()
-    assert_allclose(squares[[0, -1]], [[2.5, 8.5], [10.5, 20.5]])
-    assert len(squares) == 7 * 5
-    dots = ax.collections[0]
-    assert_allclose(points(dots)[[0, -1]], [[3.5, 12.5], [11.5, 24.5]])
-    assert_allclose(dots.get_array(), np.full(81, 2.25))
-    assert dots.get_clim() == (0, 2.25)
-    shown = ax.images[0].get_array()
-    assert_allclose(shown, (image - image.min()) / np.ptp(image))
-    arrows = viz.plot_offsets(first, offset_group=1, image=image).collections[0]
-    assert_allclose([arrows.U, arrows.V], np.broadcast_to([[1], [0]], (2, 64)), atol=1e-6)
-
-
 def test_plot_sampling_counts_what_is_outside():
     offset = np.zeros((8, 8, 9, 2))
     offset[4, 4, :3] = [[-7, 0], [1000, 0], [0, np.nan]]
@@ -282,28 +244,6 @@ def test_plot_bins():
     offset[1, 0, 2] = np.inf
     ax = viz.plot_bins(roi, offset, **options)
     assert len(ax.texts) == 3 and not np.isfinite(points(ax.collections[2])).all()
-
-
-def test_plot_dilation():
-    ax = viz.plot_dilation({"first": {"s": [1.0, 3.0], "l": []}, "second": {"s": 4, "l": np.array([5.0])}})
-    small, large = ax.containers
-    assert_allclose(small.lines[0].get_xydata(), [[-0.06, 2], [0.94, 4]])
-    assert_allclose(large.lines[0].get_xydata(), [[1.06, 5]])
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["first", "second"]
-
-
-def test_plot_offset_lengths_shows_a_diverging_layer():
-    offset = RANDOM.normal(size=(2, 8, 8, 18))
-    broken = np.where(np.arange(18) < 2, np.nan, 0) + 100 * offset
-    layers = {"fine": layer_of(0.01 * offset), "new": layer_of(0 * offset), "lost": layer_of(broken)}
-    ax = viz.plot_offset_lengths(layers)
-    assert [label.get_text() for label in ax.get_yticklabels()] == list(layers)
-    told = [text.get_text() for text in ax.texts]
-    assert told[:2] == ["0.0% outside"] * 2 and told[2].endswith("outside,\n128 not finite")
-    assert [text.get_color() == viz.plots.TROUBLE for text in ax.texts] == [False, False, True]
-    medians = [line.get_xdata().item() for line in ax.lines if line.get_marker() == "o"]
-    length = np.linalg.norm(offset.reshape(2, 8, 8, 9, 2), axis=-1)
-    assert_allclose(medians, [0.01 * np.median(length), 0, 100 * np.median(length[..., 1:])])
 
 
 def test_without_matplotlib(monkeypatch):

@@ -96,26 +96,6 @@ def test_picture():
     assert_allclose(ax.lines[-1].get_xydata(), [[39.5, 12]])
 
 
-@pytest.mark.parametrize("options", [{"head": 1}, {"level": 1}, {"head": 2, "level": 0}], ids=str)
-def test_one_head_or_level(options):
-    samples = viz.attention_samples(LOCATIONS, WEIGHTS, 2, **ARRAYS)
-    shown = samples.inside & (samples.heads == options.get("head", samples.heads))
-    shown &= samples.levels == options.get("level", samples.levels)
-    ax = viz.plot_attention(LOCATIONS, WEIGHTS, 2, **ARRAYS, **options)
-    _, areas, colours = drawn(ax)
-    assert len(areas) == shown.sum() > 0
-    assert len(set(colours)) == len(set(samples.heads[shown]))
-    # Areas are those of the picture of all heads and levels.
-    _, all_areas, _ = drawn(viz.plot_attention(LOCATIONS, WEIGHTS, 2, **ARRAYS))
-    assert set(areas.round(3)) <= set(all_areas.round(3))
-
-
-def test_a_box_is_outlined():
-    ax = viz.plot_attention(LOCATIONS, WEIGHTS, 0, **ARRAYS, reference_point=(0.5, 0.5, 0.25, 0.4))
-    outlines = [line.get_xydata() for line in ax.lines if len(line.get_xydata()) == 5]
-    assert_allclose([np.ptp(outline, 0) for outline in outlines[-2:]], [[2, 2]] * 2)  # of 8 x 5 pixels
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [

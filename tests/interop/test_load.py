@@ -1,6 +1,5 @@
 """Checkpoint files."""
 
-import pathlib
 import pickle
 import re
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from jax_dcn import interop
-from jax_dcn.interop.checkpoint import arrays_of
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -109,31 +107,6 @@ def test_arrays_inside_what_lies_beside_arrays(content, named, tmp_path):
         match=rf"{named!r} in .*model.pkl' lies among arrays and holds arrays itself, .*; key may be one of \[",
     ):
         interop.load(path, weights_only=False)
-
-
-def test_shared_mappings_are_searched_once():
-    class Counted(dict):
-        calls = 0
-
-        def items(self):
-            self.calls += 1
-            return super().items()
-
-        values = items
-
-    shared = Counted(dict.fromkeys(map(str, range(1000)), 1))
-    content = {str(name): shared for name in range(100)} | {"ema": {"a": np.ones(2)}}
-    assert arrays_of(content | {"model": {"a": np.ones(2)}}, pathlib.Path("a.pth")).keys() == {"a"}
-    with pytest.raises(ValueError, match="lies among arrays"):
-        arrays_of({"a": np.ones(2)} | content, pathlib.Path("a.pth"))
-    assert shared.calls < 10
-
-
-def test_long_names_are_shortened():
-    content = {"a": np.ones(2), "x" * 10**6: [np.ones(2)]}
-    with pytest.raises(ValueError, match=r"^'x+\.\.\.x+' in 'a.pth' lies among arrays") as error:
-        arrays_of(content, pathlib.Path("a.pth"))
-    assert len(str(error.value)) < 1000
 
 
 OTHER_ARRAYS = {

@@ -3,70 +3,50 @@
 An operator must then replicate what it cannot shard, rather than raise an error.
 """
 
-from functools import partial
-
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import jax_dcn
-from tests.helpers.deform_conv.cases import assert_close
-from tests.helpers.run_exported import with_gradients
-from tests.helpers.sharding import make_mesh
+from tests.helpers.aggregation.cases import Convolution as Window
+from tests.helpers.deform_conv.cases import Case, assert_close, cast
+from tests.helpers.deform_conv.numpy_reference import Convolution
+from tests.helpers.operators import OPERATORS
+from tests.helpers.sharding import make_mesh, place
 
 pytestmark = pytest.mark.platforms("cpu")
 
-
-def random(*shape):
-    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
-
-
-def regions(count):
-    low, high = np.random.default_rng(0).uniform(0, 4, (2, count, 2))
-    return np.concatenate([np.arange(count)[:, None] % 2, low, low + high], 1, dtype=np.float32)
-
-
-IMAGES, DEFORMED = random(2, 8, 8, 4), (random(2, 8, 8, 4), regions(5), random(5, 3, 3, 2))
-ATTENTION = random(2, 24, 2, 4), random(2, 5, 2, 2, 2, 2), random(2, 5, 2, 2, 2)
-attention = partial(jax_dcn.multi_scale_deformable_attention, spatial_shapes=((4, 5), (2, 2)))
-windows = partial(jax_dcn.dcnv3, kernel_size=2, padding=0)
-STRIDED = random(2, 6, 6, 4), random(2, 3, 3, 18), random(3, 3, 4, 3), random(3), random(2, 3, 3, 9)
-PROBLEMS = {
-    "strided_convolution": (partial(jax_dcn.deform_conv2d, strides=2, padding=1), STRIDED),
-    "convolution_without_padding": (
-        partial(jax_dcn.deform_conv2d, padding="VALID"),
-        (IMAGES, random(2, 7, 7, 8), random(2, 2, 4, 6)),
-    ),
-    "average": (partial(jax_dcn.roi_align, output_size=3), (IMAGES, regions(5))),
-    "maximum": (partial(jax_dcn.roi_align, output_size=3, mode="max"), (IMAGES, regions(5))),
-    "deformable_regions": (partial(jax_dcn.deform_roi_pool, output_size=3), DEFORMED),
-    "score_maps": (partial(jax_dcn.deform_psroi_pool, output_size=3, group_size=2), DEFORMED),
-    "attention": (attention, ATTENTION),
-    "windows": (partial(windows, groups=2), (IMAGES, random(2, 7, 7, 16), random(2, 7, 7, 8))),
-    "three_groups": (partial(windows, groups=3), (random(2, 8, 8, 6), random(2, 7, 7, 24), random(2, 7, 7, 12))),
+# Even sizes of the operands, and odd ones of the result.
+SMALLER = {
+    "strided": Case("strided", (6, 6), 4, 3, (3, 3), convolution=Convolution(2, 1)),
+    "without_padding": Case("without_padding", (8, 8), 4, 6, (2, 2), convolution=Convolution(padding="VALID")),
+    "windows": Window((2, 2), padding=((0, 0), (0, 0)), groups=2, channels=2, image=(8, 8)),
+    "three_groups": Window((2, 2), padding=((0, 0), (0, 0)), groups=3, channels=2, image=(8, 8)),
 }
-
-
-def place(mesh, operands, specs):
-    return [jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(operands, specs, strict=True)]
+CASES = {name: operator.case for name, operator in OPERATORS.items()} | SMALLER
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["types", "values"])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", CASES)
 def test_any_dimension(name, compiled):
-    (function, operands), mesh = PROBLEMS[name], make_mesh("Explicit", (2,))
-    run = with_gradients(function)
-    whole = run(*operands)
-    for number, operand in enumerate(operands):
-        for dimension in (k for k, size in enumerate(operand.shape) if size % 2 == 0):
-            specs = [P()] * len(operands)
-            specs[number] = P(*[None] * dimension, "a")
-            placed = place(mesh, operands, specs)
+    case, mesh = CASES[name], make_mesh("Explicit", (2,))
+    is_convolution = "conv" in name or isinstance(case, Case)  # which has a batch of its own
+    operands = cast(case.operands(lead=() if is_convolution else (2,)), np.float32)
+
+    def run(operands):
+        result, pull_back = jax.vjp(lambda operands: case.with_backend()(*operands), operands)
+        return result, *pull_back(jnp.cos(result))
+
+    whole, replicated = run(operands), dict.fromkeys(operands._fields, P())
+    for field, array in operands._asdict().items():
+        for dimension in (k for k, size in enumerate(np.shape(array)) if size % 2 == 0):
+            spec = P(*[None] * dimension, "a")
+            placed = place(mesh, operands, (replicated | {field: spec}).values())
             with jax.set_mesh(mesh):
-                _, *gradients = jax.eval_shape(run, *placed)
-                expected = NamedSharding(mesh.abstract_mesh, specs[number])
-                assert gradients[number].sharding.is_equivalent_to(expected, operand.ndim)
+                _, gradients = jax.eval_shape(run, placed)
+                expected = NamedSharding(mesh.abstract_mesh, spec)
+                assert getattr(gradients, field).sharding.is_equivalent_to(expected, array.ndim), (field, dimension)
                 if compiled:
-                    assert_close(jax.jit(run)(*placed), whole, 1e-4, 1e-4)
+                    assert_close(jax.jit(run)(placed), whole, 1e-4, 1e-4)
