@@ -9,7 +9,6 @@ forward of LightGlue and of the unwarped page is measured.
 
 import itertools
 import os
-import re
 import sys
 import tempfile
 from concurrent.futures import wait
@@ -41,11 +40,6 @@ FIRST = (
     "operations of the program in StableHLO."
 )
 FIRST_CELLS = ("tracing", "compiling", "all", "compiling again", "all again", "operations")
-WHERE = (
-    "Where the time of jax_dcn goes: shares of the sum of its operations' times in a profile. The library of XLA has "
-    "most products, convolutions and sums; passes are all other operations, most of them over single elements."
-)
-KINDS = {"kernels of jax_dcn": "ffi_call", "library of XLA": "ynn|dot|convolution", "copies": "copy|transpose|concat"}
 
 
 def measure(name, batch, side, dtype, repeats, chosen, alone):
@@ -68,8 +62,6 @@ def measure(name, batch, side, dtype, repeats, chosen, alone):
                 found["seconds"] |= taking_turns(having, pass_, repeats)
                 if on_gpu:
                     found["kernels"] |= {other: process.profile(pass_) for other, process in having.items()}
-                elif "jax_dcn" in having:
-                    found["operations"] = having["jax_dcn"].profile(pass_)
     ours = prepared["jax_dcn"].scores
     rows["step"]["first step"] = {other: prepared[other].first_step for other in rows["step"]["seconds"]}
     row = {"model": name, "images": batch, "size": data.pixels.shape[1:3], "dtype": dtype, "without": without}
@@ -120,8 +112,7 @@ def taking_turns(processes, pass_, repeats):
 
 def tables(rows):
     head = ["model", "images", "type", "pass", "implementation", "ms", "jax_dcn / it", "ms on the GPU", "MiB"]
-    lines, first = [head], [["model", "images", "type", "implementation", *FIRST_CELLS]]
-    where, reasons = [["model", "images", "type", "pass", *KINDS, "passes"]], []
+    lines, first, reasons = [head], [["model", "images", "type", "implementation", *FIRST_CELLS]], []
     for row in rows:
         begin = [row["model"], str(row["images"]), row["dtype"]]
         ours = row["seconds"]["jax_dcn"]["median"]
@@ -134,8 +125,6 @@ def tables(rows):
             lines.append([*begin, *cells])
         for name, seconds in row.get("first step", {}).items():
             first.append([*begin, name, *(digits(seconds[key]) if key in seconds else "-" for key in FIRST_CELLS)])
-        if times := row.get("operations"):
-            where.append([*begin, row["pass"], *shares(times)])
         reasons += [f"{row['model']}, {row['dtype']}: {name} {why}" for name, why in row["without"].items()]
         reasons += [
             f"{row['model']}: the scores of {name} differ by {difference:.2%}"
@@ -145,17 +134,8 @@ def tables(rows):
     yield from (paragraph(NOTE), markdown(lines))
     if len(first) > 1:
         yield from (paragraph(FIRST), markdown(first))
-    if len(where) > 1:
-        yield from (paragraph(WHERE), markdown(where))
     if reasons:
         yield "\n".join(f"- {reason}" for reason in dict.fromkeys(reasons))
-
-
-def shares(times):
-    """The share of each of KINDS in the times of operations by their names, and that of all others."""
-    of_kinds = [sum(time for name, time in times.items() if re.match(names, name)) for names in KINDS.values()]
-    whole = sum(times.values())
-    return [f"{part / whole:.0%}" for part in (*of_kinds, whole - sum(of_kinds))]
 
 
 def main(arguments=None):

@@ -1,4 +1,4 @@
-"""The times of kernels on a GPU and of operations on a CPU, by jax's profiler.
+"""The times of kernels on a GPU, by jax's profiler.
 
 CUPTI, which it uses, traces the kernels of the whole process.
 """
@@ -8,12 +8,10 @@ import statistics
 import tempfile
 import time
 from bisect import bisect
-from collections import Counter
 from pathlib import Path
 
 import jax
 
-from benchmarks.measurements.timing import timed
 from benchmarks.support.cuda_tools import short_name
 
 PAUSE = 0.005  # before each run; longer than the clocks of host and GPU differ in a trace
@@ -65,19 +63,6 @@ def lines(folder):
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
             for line in plane.lines:
                 yield plane, line
-
-
-def operations(call, runs):
-    """The milliseconds of a call's operations of XLA on a CPU, by their kind. Those at the same time count each."""
-    found = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            for _ in range(runs):
-                timed(call)
-        for event in (event for _, line in lines(Path(folder)) for event in line.events):
-            if name := dict(event.stats).get("hlo_op"):
-                found[name.partition(".")[0]] += event.duration_ns * 1e-6 / runs
-    return found
 
 
 def total(of_run):

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks import gpu_ratios, kernel_times
 from benchmarks.baselines import Call
-from benchmarks.measurements import sizes, trace
-from benchmarks.measurements.roi_pool import ROI_ALIGN
+from benchmarks.measurements import trace
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -70,11 +69,6 @@ def test_one_program_that_fails_leaves_the_others(monkeypatch):
     rows = list(kernel_times.measure("A:16", prepared))
     assert [row.get("error") for row in rows] == ["RuntimeError: a launch failed", None]
     assert all(row["with waiting"] > 0 for row in rows if "error" not in row)
-
-
-def test_each_image_keeps_its_regions():
-    regions = sizes.with_batch(ROI_ALIGN.shapes["R3"], 4)  # whose two images have 512
-    assert (regions.images, regions.rois) == (4, 1024)
 
 
 @pytest.mark.parametrize("command", [kernel_times, gpu_ratios], ids=lambda command: command.__name__)

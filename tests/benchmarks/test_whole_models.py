@@ -24,8 +24,6 @@ def test_a_page_has_times_memory_and_the_first_step(monkeypatch, tmp_path):
     for row in rows:
         assert row["seconds"]["jax_dcn"]["turns"] == 2 and row["bytes"]["jax_dcn"] > 0
         assert row["without"]["without CUDA graphs"] == "runs on the GPU"
-        shares = whole_models.shares(row["operations"])
-        assert all(share not in ("0%", "100%") for share in shares[:2])  # of the kernels, and of XLA's library
         if "transformers" in row["seconds"]:
             assert row["differences"]["transformers"] < whole_models.TOLERANCE
     assert rows[1]["first step"]["jax_dcn"]["operations"] > 1000

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.measurements.detectors import Prepared
 from benchmarks.measurements.timing import Turns
-from benchmarks.measurements.trace import operations, traced
+from benchmarks.measurements.trace import traced
 
 RUNS = 3  # that are profiled
 
@@ -44,7 +44,7 @@ class Process:
         return self._pool.submit(_held, pass_).result()
 
     def profile(self, pass_: str):
-        """The kernels of each profiled run on a GPU, or the operations of a run on a CPU."""
+        """The kernels of each profiled run on a GPU."""
         return self._pool.submit(_profile, pass_).result()
 
     def end(self) -> None:
@@ -78,5 +78,4 @@ def _held(pass_):
 
 
 def _profile(pass_):
-    call = getattr(_prepared, pass_)
-    return traced({"": call}, RUNS)[""] if jax.default_backend() == "gpu" else operations(call, RUNS)
+    return traced({"": getattr(_prepared, pass_)}, RUNS)[""]
