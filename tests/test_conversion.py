@@ -41,18 +41,3 @@ def test_a_convolution_with_a_kernel_of_ones_gives_the_same(window):
         feature_group_count=4,
     )
     assert_close(y, jax_dcn.dcnv3(X, offset, mask, groups=2, padding=padding, **window))
-
-
-@pytest.mark.parametrize(
-    "shapes, options, message",
-    [
-        (((5, 5, 18), (5, 5, 8)), {}, r"offset and mask must have shapes .* with K=9, got"),
-        (((5, 5, 18), (5, 5, 9)), {"remove_center": True}, "with K=8, got"),
-        (((5, 18), (5, 9)), {}, "mask must have shape"),
-        (((5, 5, 18), (5, 5, 9)), {"offset_scale": "1"}, "offset_scale must be a finite number"),
-        (((1, 1, 2), (1, 1, 1)), {"kernel_size": 1, "remove_center": True}, "with K=0, got"),
-    ],
-)
-def test_errors(shapes, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        as_deform_conv(*map(jnp.zeros, shapes), **{"kernel_size": 3} | options)

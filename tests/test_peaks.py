@@ -154,21 +154,3 @@ def test_symbolic_sizes():
     jax.tree.map(
         np.testing.assert_array_equal, exported.call(scores), jax_dcn.find_peaks(scores, 30, rounds=1, border=1)
     )
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"scores": np.zeros(5, np.float32)}, r"scores must have shape \[..., H, W\], got \(5,\)"),
-        ({"scores": np.zeros((5, 5), int)}, "scores must be of type float16"),
-        ({"count": 0}, "count must be a positive int, got 0"),
-        ({"radius": 0}, "radius must be a positive int, got 0"),
-        ({"radius": 1.5}, "radius must be a positive int, got 1.5"),
-        ({"rounds": -1}, "rounds must be a non-negative int, got -1"),
-        ({"border": (1, 2)}, r"border must be a non-negative int, got \(1, 2\)"),
-        ({"min_score": math.nan}, "min_score must be a finite number, got nan"),
-    ],
-)
-def test_errors(change, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        jax_dcn.find_peaks(**{"scores": np.zeros((5, 5), np.float32), "count": 3} | change)

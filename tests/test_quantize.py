@@ -72,18 +72,3 @@ def test_straight_through_in_both_modes_and_under_transformations(x64, dtype):
     np.testing.assert_array_equal(jax.vmap(jax.grad(power_of_two))(w), jnp.ones(4))
     curvature = jax.hessian(lambda w: (power_of_two(w) ** 2).sum())(w)
     np.testing.assert_array_equal(curvature, 2 * jnp.eye(4))
-
-
-@pytest.mark.parametrize(
-    "w, exponents, error, message",
-    [
-        (jnp.ones(3, jnp.int32), {}, TypeError, "w must be of type float16, .* got int32"),
-        (jnp.ones(3), {"min_exponent": -1.5}, TypeError, "min_exponent must be an int, got -1.5"),
-        (jnp.ones(3), {"min_exponent": 2}, ValueError, "got min_exponent=2 and max_exponent=0"),
-        (jnp.ones(3, jnp.float16), {"min_exponent": -15}, ValueError, "-14 <= min_exponent .* for float16 weights"),
-        (jnp.ones(3), {"max_exponent": 128}, ValueError, "max_exponent < 128 for float32 weights"),
-    ],
-)
-def test_errors(w, exponents, error, message):
-    with pytest.raises(error, match=message):
-        power_of_two(w, **exponents)

@@ -85,22 +85,6 @@ def test_a_new_layer_has_lost_nothing():
     assert not jnp.isnan(jnp.stack(list(offset_statistics(jnp.zeros((0, 4, 4, 18)), (4, 4), 3).values()))).any()
 
 
-@pytest.mark.parametrize(
-    "offset, options, message",
-    [
-        (jnp.zeros((4, 4, 17)), {}, r"offset must have shape \(..., 4, 4, G·18\) .* got \(4, 4, 17\)"),
-        (jnp.zeros((3, 4, 18)), {}, r"offset must have shape \(..., 4, 4, G·18\) .* got \(3, 4, 18\)"),
-        (jnp.zeros((4, 18)), {}, r"offset must have shape \[..., Ho, Wo, G·K·2\]"),
-        (jnp.zeros((4, 4, 18)), {"strides": 2}, r"offset must have shape \(..., 2, 2, G·18\)"),
-        (jnp.zeros((4, 4, 18)), {"padding": "ODD"}, "padding must be"),
-    ],
-)
-@pytest.mark.platforms("cpu")
-def test_errors(offset, options, message):
-    with pytest.raises(ValueError, match=message):
-        offset_statistics(offset, (4, 4), 3, **options)
-
-
 FINE = {"mean_length": 1.0, "max_length": 2.0, "outside": 0.05, "not_finite": 0}
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import jax_dcn
 from jax_dcn._operators.aggregation.arguments import MAX_LEVELS, MAX_TAPS
+from jax_dcn.quantize import power_of_two
 from tests.helpers.pages import ROOT
 from tests.helpers.roi_pool.cases import POOLING, operands
 
@@ -252,7 +253,42 @@ WRONG_VOLUMES = [
     ({"padding": (1, 1)}, ValueError, ["padding must", "((front, back), (top, bottom), (left, right))", "(1, 1)"]),
     ({"data_format": "NCHW"}, ValueError, ["data_format must", "'NCDHW'", "'NCHW'"]),
 ]
+NMS = {"boxes": zeros((5, 4)), "scores": zeros(5), "iou_threshold": 0.5, "max_outputs": 3}
+FPN, PEAKS = {"boxes": zeros((2, 4)), "num_levels": 4}, {"scores": zeros((5, 5)), "count": 3}
+STATISTICS = {"offset": zeros((4, 4, 18)), "image_size": (4, 4), "kernel_size": 3}
+CONVERTED = {"offset": zeros((5, 5, 18)), "mask": zeros((5, 5, 9)), "kernel_size": 3}
+WRONG_OTHERS = [
+    (jax_dcn.nms, NMS, {"boxes": zeros((5, 3))}, ValueError, ["boxes must", "[..., N, 4]", "(5, 3)"]),
+    (jax_dcn.nms, NMS, {"boxes": zeros((5, 4), "float16")}, TypeError, ["boxes must", "float32", "pass float32"]),
+    (jax_dcn.nms, NMS, {"boxes": [[0, 0, 1, 1]]}, TypeError, ["boxes must", "array"]),
+    (jax_dcn.nms, NMS, {"scores": zeros((2, 5))}, ValueError, ["scores must", "(5,)", "one per box"]),
+    (jax_dcn.nms, NMS, {"scores": zeros(5, int)}, TypeError, ["scores must", "float16"]),
+    (jax_dcn.nms, NMS, {"iou_threshold": 1.5}, ValueError, ["iou_threshold must", "from 0 to 1", "1.5"]),
+    (jax_dcn.nms, NMS, {"iou_threshold": float("nan")}, ValueError, ["iou_threshold must", "finite", "nan"]),
+    (jax_dcn.nms, NMS, {"max_outputs": 0}, ValueError, ["max_outputs must", "positive", "0"]),
+    (jax_dcn.nms, NMS, {"classes": zeros(5)}, TypeError, ["classes must", "integer", "float32"]),
+    (jax_dcn.nms, NMS, {"classes": zeros(4, int)}, ValueError, ["classes must", "(5,)", "(4,)"]),
+    (jax_dcn.fpn_levels, FPN, {"boxes": zeros((2, 5))}, ValueError, ["boxes must", "[..., 4]", "(2, 5)"]),
+    (jax_dcn.fpn_levels, FPN, {"num_levels": 0}, ValueError, ["num_levels must", "positive", "0"]),
+    (jax_dcn.fpn_levels, FPN, {"canonical_size": 0}, ValueError, ["canonical_size must", "positive", "0"]),
+    (jax_dcn.fpn_levels, FPN, {"min_level": "2"}, TypeError, ["min_level must", "finite", "'2'"]),
+    (jax_dcn.find_peaks, PEAKS, {"scores": zeros(5)}, ValueError, ["scores must", "[..., H, W]", "(5,)"]),
+    (jax_dcn.find_peaks, PEAKS, {"scores": zeros((5, 5), int)}, TypeError, ["scores must", "float16"]),
+    (jax_dcn.find_peaks, PEAKS, {"count": 0}, ValueError, ["count must", "positive", "0"]),
+    (jax_dcn.find_peaks, PEAKS, {"radius": 1.5}, TypeError, ["radius must", "positive", "1.5"]),
+    (jax_dcn.find_peaks, PEAKS, {"rounds": -1}, ValueError, ["rounds must", "non-negative", "-1"]),
+    (jax_dcn.find_peaks, PEAKS, {"border": (1, 2)}, ValueError, ["border must", "non-negative", "(1, 2)"]),
+    (jax_dcn.find_peaks, PEAKS, {"min_score": float("nan")}, ValueError, ["min_score must", "finite", "nan"]),
+    (jax_dcn.offset_statistics, STATISTICS, {"offset": zeros((4, 4, 17))}, ValueError, ["offset must", "G·18", "17)"]),
+    (jax_dcn.offset_statistics, STATISTICS, {"strides": 2}, ValueError, ["offset must", "(..., 2, 2, G·18)"]),
+    (jax_dcn.as_deform_conv, CONVERTED, {"mask": zeros((5, 5, 8))}, ValueError, ["offset and mask must", "K=9"]),
+    (jax_dcn.as_deform_conv, CONVERTED, {"remove_center": True}, ValueError, ["offset and mask must", "K=8"]),
+    (power_of_two, {"w": ones(3)}, {"w": ones(3, int)}, TypeError, ["w must", "float16", "int32"]),
+    (power_of_two, {"w": ones(3)}, {"min_exponent": 2}, ValueError, ["min_exponent=2", "max_exponent=0"]),
+    (power_of_two, {"w": ones(3)}, {"max_exponent": 128}, ValueError, ["max_exponent < 128", "float32"]),
+]
 WRONG = [
+    *WRONG_OTHERS,
     *((jax_dcn.deform_conv1d, SIGNALS, *row) for row in WRONG_SIGNALS),
     *((jax_dcn.deform_conv3d, VOLUMES, *row) for row in WRONG_VOLUMES),
     *((jax_dcn.deform_conv2d, CONVOLUTION, *row) for row in WRONG_CONVOLUTION),
