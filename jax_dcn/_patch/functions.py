@@ -102,6 +102,7 @@ class patch:
 
         patched = jax_dcn.patch("keras_hub")  # until patched.undo()
 
+      >>> import jax_dcn
       >>> jax_dcn.patch("keras")
       Traceback (most recent call last):
         ...

@@ -24,6 +24,7 @@ import pytest
 from examples.library.batches import ahead
 from examples.library.checkpoints import locked
 from examples.library.loop import Start, StartError, first_state, fit, update
+from tests.helpers.slow import slow_unless
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -305,7 +306,10 @@ def test_processes_that_make_batches():
         next(ahead(os._exit, [1], processes=True))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+ENDINGS = [slow_unless(number == signal.SIGTERM, number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)]
+
+
+@pytest.mark.parametrize("number", ENDINGS)
 def test_processes_end_with_the_one_that_they_serve(number, tmp_path):
     """Terminals and clusters signal all of them. They still make the batches of steps that are running."""
     program = f"""
@@ -313,6 +317,7 @@ import jax.numpy as jnp, os
 from pathlib import Path
 from examples.library.batches import ahead
 from examples.library.loop import Start, fit
+from tests.helpers.slow import slow_unless
 from tests.examples.test_loop import Recipe
 
 def step(state, batch):
