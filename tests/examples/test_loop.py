@@ -317,7 +317,6 @@ import jax.numpy as jnp, os
 from pathlib import Path
 from examples.library.batches import ahead
 from examples.library.loop import Start, fit
-from tests.helpers.slow import slow_unless
 from tests.examples.test_loop import Recipe
 
 def step(state, batch):
