@@ -58,10 +58,11 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     Examples are in the order of `in_turn`.
     """
     example_of, rows = in_turn(dataset, loading.seed, loading.background), own_rows(loading.batch_size)
+    count = loading.batch_size + SPARE * loading.skips_damaged
 
     def job(step):
         choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
-        chosen = [example_of(step * loading.batch_size + row) for row in range(loading.batch_size + SPARE)]
+        chosen = [example_of(step * loading.batch_size + row) for row in range(count)]
         return dataset.part(image for image, _ in chosen), chosen, rows, loading.sizes[choice]
 
     make = partial(_training_batch, loading)
@@ -80,9 +81,8 @@ def _training_batch(loading, job):
             found = augment.mirror(found, rng)
         return fitted(found, size, loading)
 
-    examples, errors = usable(example, chosen, rows, loading.skips_damaged)
-    used = chosen if errors else chosen[: loading.batch_size]
-    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in used))
+    examples, errors = usable(example, chosen, rows, loading.batch_size)
+    most = loading.objects or padded_count(max(dataset.counts))  # the same in all processes
     return batched(examples, most), errors
 
 

@@ -173,15 +173,15 @@ def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[
 
 
 def usable(
-    load: Callable[[int, tuple[int, ...]], Example], chosen: Sequence[Chosen], rows: Sequence[int], skips: bool
+    load: Callable[[int, tuple[int, ...]], Example], chosen: Sequence[Chosen], rows: Sequence[int], size: int
 ) -> tuple[list[Example], list[str]]:
     """What `load` makes of the image and the seed in each of these rows, and why some of the images were left out.
 
-    chosen: those of the batch, and SPARE more. skips: whether a damaged image is left out, and one of these takes its
-    place. Otherwise, or if all of them are damaged, ImageError is raised.
+    chosen: those of the batch, as many as its size, and then those of which one takes the place of a damaged one.
+    Without any, or if all of them are damaged, ImageError is raised.
     """
     examples, errors = [], []
-    spare = chosen[-SPARE:] if skips else []
+    spare = chosen[size:]
     for row in rows:
         first = row % SPARE
         candidates = [chosen[row], *spare[first:], *spare[:first]]
@@ -191,10 +191,8 @@ def usable(
                 break
             except DamagedError as error:
                 if one is candidates[-1]:
-                    tried = (
-                        f"The {SPARE} images after it are damaged, too." if skips else "--skip-damaged leaves it out."
-                    )
-                    error.add_note(tried)
+                    others = f"The {len(spare)} images after it are damaged, too."
+                    error.add_note(others if spare else "--skip-damaged leaves it out.")
                     raise
                 errors.append(str(error))
     return examples, errors

@@ -124,7 +124,7 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
 
     def job(batch):
         size, chosen, last = batch
-        chosen += map(example_of, range(last + 1, last + 1 + SPARE))
+        chosen += map(example_of, range(last + 1, last + 1 + SPARE * loading.skips_damaged))
         return dataset.part(image for image, _ in chosen), chosen, rows, size
 
     jobs = map(job, islice(filled(), steps.start, steps.stop))
@@ -141,9 +141,8 @@ def _training_batch(loading, job):
         found = load_example(dataset, image, loading, size, scale)
         return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
-    examples, errors = usable(example, chosen, rows, loading.skips_damaged)
-    used = chosen if errors else chosen[: loading.batch_size]
-    most = loading.objects or padded_count(max(len(dataset.objects(image)) for image, _ in used))
+    examples, errors = usable(example, chosen, rows, loading.batch_size)
+    most = loading.objects or padded_count(max(dataset.counts))  # the same in all processes
     return Batch(*map(np.stack, zip(*(padded(one, most) for one in examples), strict=True))), errors
 
 
