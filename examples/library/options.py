@@ -49,11 +49,9 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="in which layers compute (%(default)s)")
     add("--devices", type=int, help="how many devices of each process share a batch; by default all")
-    add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
-    add(
-        "--processes", action="store_true", help="load training images in processes instead, where threads are too slow"
-    )
-    add("--skip-damaged", action="store_true", help="name images that cannot be used, and train on the others")
+    add("--workers", type=int, default=2, help="threads, or processes, that load images (%(default)s)")
+    add("--processes", action="store_true", help="load training images by processes, where threads are too slow")
+    add("--skip-damaged", action="store_true", help="name images that are damaged, and train on the others")
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
     add("--tensorboard", action="store_true", help="write losses and scores for TensorBoard, too")
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any; --steps may have grown")
