@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,9 +207,12 @@ class Interruption:
         """A number that is positive if a signal has come; of several processes, an array that they compute together."""
         if jax.process_count() == 1:
             return len(self.caught)
-        devices = NamedSharding(jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,)), P("all"))
         own = np.full(jax.local_device_count(), len(self.caught), np.int32)
-        return _largest(jax.make_array_from_process_local_data(devices, own))
+        return _largest(jax.make_array_from_process_local_data(self._devices, own))
+
+    @cached_property
+    def _devices(self):
+        return NamedSharding(jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,)), P("all"))
 
     def agreed(self) -> bool:
         """Whether a signal has come."""

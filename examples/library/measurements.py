@@ -38,23 +38,33 @@ class Log:
             kept = [line for line in self.read() if line["step"] <= steps]
             if len(kept) < steps:
                 print(f"{path} lacks {steps - len(kept)} of the {steps} steps that are saved.")
-            path.unlink(missing_ok=True)
             if kept:
                 with replaced(path) as file:
                     file.write_text("".join(f"{to_json(line)}\n" for line in kept))
+            else:
+                path.unlink(missing_ok=True)
 
     def write(self, step: int, found: Mapping[str, float]) -> None:
         """Adds a line. Raises SaveError if the operating system refuses it."""
         if jax.process_index() == 0:
             with _naming_step(step), self.path.open("a") as file:
                 file.write(to_json({"step": step, **found}) + "\n")
-        self.draw(step, found)
+        if self._board:
+            with _naming_step(step):
+                self._board.write(step, found)
 
     def draw(self, step: int, scores: Mapping[str, float]) -> None:
-        """Only adds numbers for TensorBoard."""
+        """Only adds numbers for TensorBoard, and flushes them."""
         if self._board:
             with _naming_step(step):
                 self._board.write(step, scores)
+        self.flush(step)
+
+    def flush(self, step: int) -> None:
+        """Has all numbers for TensorBoard on the disk, up to those of a step."""
+        if self._board:
+            with _naming_step(step):
+                self._board.flush()
 
     def close(self) -> None:
         """Closes the files that are kept open."""
@@ -80,9 +90,9 @@ class Log:
 
 
 class Board:
-    """A folder that TensorBoard reads, which has each number when `write` returns.
+    """A folder that TensorBoard reads. Errors of its file reach the caller of `write` or `flush`.
 
-    The writers that libraries have for it write later, by a thread that ends after an error.
+    The usual writers have a thread, which ends after an error and is then waited for without an end.
     """
 
     def __init__(self, folder: Path, steps: int):
@@ -94,11 +104,16 @@ class Board:
         folder.mkdir(parents=True, exist_ok=True)
         self._event, self._summary, self._writer = Event, Summary, EventsWriter(str(folder / "events"))
         self._add(steps + 1, session_log=SessionLog(status=SessionLog.START))
+        self.flush()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Adds numbers by name."""
         values = [self._summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
         self._add(step, summary=self._summary(value=values))
+
+    def flush(self) -> None:
+        """Has all numbers on the disk. It waits for the disk, so it is not for each step."""
+        self._writer.flush()
 
     def close(self) -> None:
         """Closes the file."""
@@ -106,7 +121,6 @@ class Board:
 
     def _add(self, step, **content):
         self._writer.write_event(self._event(wall_time=time.time(), step=step, **content))
-        self._writer.flush()
 
 
 @contextlib.contextmanager
@@ -185,6 +199,8 @@ class Measurements:
                 raise SystemExit(f"{_explosion(one.step, found, self._last)} {self._checkpoints.resumption}")
             self._show(found, seconds)
             self._last, ends = found, ends or flag > 0
+            if not self._pending:
+                self._log.flush(one.step)
         return ends
 
     def close(self) -> None:
