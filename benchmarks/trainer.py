@@ -9,7 +9,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +24,7 @@ from PIL import Image
 
 from benchmarks.reports.formatting import markdown
 from benchmarks.support.machine import cores, processor
+from benchmarks.support.memory import kibibytes
 from benchmarks.support.sources import commit
 from examples.detr.data import Loading, training_batches
 from examples.library.coco import read
@@ -76,9 +76,8 @@ def start(folder: Path, masks: bool) -> list[str]:
     settings = dict.fromkeys(("evaluate_only", "objects", "background", "no_mirror"))
     dataset, _ = read_data(argparse.Namespace(**files, **settings), masks)
     next(training_batches(dataset, Loading(((64, 64),), 16), range(1)))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     seconds = time.perf_counter() - began, time.process_time() - used
-    return [f"{files['annotations'].stat().st_size / 1e6:.0f}", *(f"{one:.1f}" for one in seconds), f"{peak:.2f}"]
+    return [f"{files['annotations'].stat().st_size / 1e6:.0f}", *(f"{one:.1f}" for one in seconds), gibibytes("VmHWM")]
 
 
 def loading(folder: Path) -> list[list[str]]:
@@ -127,7 +126,7 @@ def loop(folder: Path) -> list[list[str]]:
 
     def evaluate(state, count, scores):
         size = sum(file.stat().st_size for file in (folder / str(count)).rglob("*"))
-        rows.append([f"{count:,}", f"{memory():.3f}", f"{size / 1e3:.2f}"])
+        rows.append([f"{count:,}", gibibytes("VmRSS"), f"{size / 1e3:.2f}"])
         return {}
 
     begin = {"sum": jnp.zeros(())}
@@ -137,9 +136,9 @@ def loop(folder: Path) -> list[list[str]]:
     return [[row[0], f"{np.median(part):.3f}", *row[1:]] for row, part in zip(rows, times, strict=True)]
 
 
-def memory() -> float:
-    """The GiB of this process now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
+def gibibytes(field: str) -> str:
+    """The memory of this process, as of `kibibytes`."""
+    return f"{kibibytes(field) / 2**20:.3f}"
 
 
 def main() -> None:

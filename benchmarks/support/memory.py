@@ -27,12 +27,13 @@ def of_process(call):
     try:
         ctypes.CDLL(None).malloc_trim(0)  # otherwise the call reuses freed pages, and nothing grows
         CLEAR.write_text("5")  # resets the peak
-        before = _kibibytes("VmRSS")
+        before = kibibytes("VmRSS")
     except (AttributeError, OSError):
         return call(), None
     result = call()
-    return result, max(_kibibytes("VmHWM") - before, 0) * 1024
+    return result, max(kibibytes("VmHWM") - before, 0) * 1024
 
 
-def _kibibytes(field):
+def kibibytes(field):
+    """What the system reports of this process: "VmRSS", its memory now, or "VmHWM", its peak."""
     return int(re.search(rf"^{field}:\s*(\d+) kB$", STATUS.read_text(), re.MULTILINE)[1])
