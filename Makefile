@@ -29,8 +29,7 @@ test: .venv/installed .venv/tools
 test-slow: .venv/cuda .venv/gpu-compiler .venv/published
 	$(PYTEST) -m "slow and not thorough"
 
-# All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
-# change to kernels, handlers or their test harness.
+# All tests, compiled with all optimisations. Run it after a change to kernels, handlers or their test harness.
 thorough: .venv/cuda .venv/gpu-compiler .venv/published
 	$(PYTEST) -m "" --optimized
 

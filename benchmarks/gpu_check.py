@@ -62,6 +62,7 @@ TESTS = (
     "tests/operators/test_special.py::test_only_pixels_with_a_weight_are_read",
     "tests/operators/test_random_problems.py",
     "tests/test_boxes.py::test_a_loop_in_numpy_keeps_the_same",
+    "tests/operators/test_large.py",
 )
 RUN_TESTS = f"""
 distribute=$($PYTHON -c 'import xdist' 2>/dev/null && echo "-n 8 --dist load --maxschedchunk 1" || true)

@@ -1,18 +1,14 @@
 """Compiles programs of the CPU's kernels."""
 
 import functools
-import hashlib
 import os
 import pathlib
 import platform
-import re
-import shutil
 import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import pytest
 
 from benchmarks.lowering.executed_ptx import LIB
 from benchmarks.support import cached_build
@@ -51,58 +47,23 @@ SANITIZERS = {
 COMPILERS = dict.fromkeys(SANITIZERS, COMPILER) | {"aarch64": "aarch64-linux-gnu-g++"}
 
 
-def mutations(names: Iterable[str], always: Collection[str]) -> list:
-    """Parameters of a mutation test. Only the names in `always` run by default; `make thorough` runs all."""
-    return [pytest.param(name, marks=[] if name in always else [pytest.mark.thorough]) for name in names]
-
-
-def mutated(root: pathlib.Path, file: str, change: str, parent: pathlib.Path) -> pathlib.Path:
-    """A copy of the folder `root`, in `parent`, of which one file is changed: see `mutated_source`."""
-    source = mutated_source(root / file, change)
-    # The folder name is part of the compiler command, so it must depend on the content.
-    folder = parent / hashlib.sha256(source.encode()).hexdigest()[:16]
-    shutil.copytree(root, folder)
-    (folder / file).write_text(source)
-    return folder
-
-
-def mutated_source(path: pathlib.Path, change: str) -> str:
-    """A file's text after a change, which is written as in CriticMarkup: `some {~~old~>new~~} text`."""
-    right, wrong = (re.sub(r"\{~~(.*?)~>(.*?)~~\}", version, change, flags=re.DOTALL) for version in (r"\1", r"\2"))
-    assert right != wrong
-    source = path.read_text()
-    assert source.count(right) == 1, f"{path.name} has changed: it must have {right!r} once"
-    return source.replace(right, wrong)
-
-
 def cpu_fused_program(
-    sanitizer: str,
-    sets: Collection[str] = FUSED_INSTRUCTION_SETS,
-    lib: pathlib.Path = LIB,
-    changed: Collection[str] = (),
-    is_emulated: bool = False,
+    sanitizer: str, sets: Collection[str] = FUSED_INSTRUCTION_SETS, is_emulated: bool = False
 ) -> pathlib.Path:
-    """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in a copy of lib/.
+    """An executable of cpu_fused.cc and the CPU's fused kernels for all instruction sets, or PORTABLE.
 
-    `sets` are all instruction sets, or PORTABLE. `changed` has names of files and of instruction sets. The program may
-    emulate AMX.
+    The program may emulate AMX.
     """
-    main = [FUSED_CPU / "fused.cc", CPU / "device.cc", FUSED_PLAN]
-    sources = {path.stem: (path, []) for path in main}
-    sources["instruction_sets"] = (HERE / "emulated_instruction_sets.cc" if is_emulated else CPU_INSTRUCTION_SETS, [])
+    instruction_sets = HERE / "emulated_instruction_sets.cc" if is_emulated else CPU_INSTRUCTION_SETS
+    main = [FUSED_CPU / "fused.cc", CPU / "device.cc", FUSED_PLAN, instruction_sets]
+    sources = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)]), *((path, _cpu_flags(sets)) for path in main)]
     for name in sets:
         is_kernel = name in (*INSTRUCTION_SETS, *AARCH64_SETS)
         source = "kernels.cc" if is_kernel else f"{name}.cc"
         own = [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else []
         own += ["-include", "emulated_amx.h"] if is_emulated and name == "amx" else []
-        sources[name] = (FUSED_CPU / source, own)
-    compiled = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)])]
-    for name, (path, own) in sources.items():
-        flags = [*_cpu_flags(sets), *own]
-        if name in changed:
-            path, flags = lib / path.relative_to(LIB), ["-iquote", str(lib), "-iquote", str(lib / "cpu"), *flags]
-        compiled.append((path, flags))
-    return _link("cpu_fused", compiled, sanitizer)
+        sources.append((FUSED_CPU / source, [*_cpu_flags(sets), *own]))
+    return _link("cpu_fused", sources, sanitizer)
 
 
 def cpu_kernels(file: str, instructions: str, flags: Collection[str] = (), compiler: str = COMPILER) -> pathlib.Path:

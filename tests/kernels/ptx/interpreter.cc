@@ -83,7 +83,6 @@ void Launch::Fail(const Warp& warp, const Instruction& instruction, int lane, co
 void Launch::Run() {
   epochs_.launch = NextEpoch();
   const uint32_t blocks = grid_.blocks[0] * grid_.blocks[1] * grid_.blocks[2];
-  if (options_.only_last_block) return RunBlock(blocks - 1);
   std::vector<uint32_t> order(blocks);
   std::iota(order.begin(), order.end(), 0);
   for (uint32_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[Random() % i]);

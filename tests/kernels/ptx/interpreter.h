@@ -29,7 +29,6 @@ struct Options {
   uint64_t counts_instructions = 0;  // a program ends with the number of the instructions that its warps executed
   uint64_t seed = 1;                 // of the order of blocks and warps
   uint64_t max_grid_blocks = ~0u;    // the grid is cut to this many blocks, to test grid-stride loops
-  uint64_t only_last_block = 0;      // only the last block of a launch runs, to test large operands
   uint64_t sms = 132;
   uint64_t requires_loading = 0;  // of kernels, before they are launched
   // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's

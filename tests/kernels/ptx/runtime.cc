@@ -130,7 +130,6 @@ uint64_t* FindOption(const std::string& name) {
                                                            {"counts_instructions", &options.counts_instructions},
                                                            {"seed", &options.seed},
                                                            {"max_grid_blocks", &options.max_grid_blocks},
-                                                           {"only_last_block", &options.only_last_block},
                                                            {"sms", &options.sms},
                                                            {"requires_loading", &options.requires_loading},
                                                            {"driver_version", &options.driver_version},
