@@ -10,7 +10,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -21,7 +20,6 @@ from benchmarks.support.cached_build import ROOT, build
 
 LIB = ROOT / "lib"
 INTERPRETER = ROOT / "tests" / "kernels" / "ptx"
-KERNELS = {f"{path.parent.name}/{path.stem}": path for path in sorted(LIB.glob("*/cuda*.cu"))}
 DEVICE_FLAGS = {"roi_pool/cuda": ["--fmad=false"]}  # as in CMakeLists.txt
 HOST_COMPILER = "g++"
 HOST_FLAGS = "-fPIC,-fno-gnu-unique"  # so that libraries in one process do not share static variables
@@ -35,7 +33,7 @@ def missing() -> str | None:
     return None if shutil.which(HOST_COMPILER) else f"{HOST_COMPILER} not found"
 
 
-def module(architecture: int = ARCHITECTURE, nvcc: str | None = None) -> pathlib.Path:
+def module(architecture: int, nvcc: str | None = None) -> pathlib.Path:
     """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>.
 
     Another nvcc than the one that cuda_tools finds may compile it.
@@ -43,48 +41,35 @@ def module(architecture: int = ARCHITECTURE, nvcc: str | None = None) -> pathlib
     handlers = [*sorted(LIB.glob("*/handlers.cc")), *sorted(LIB.glob("*/handlers_cuda*.cc"))]
     others = [*sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc"]
     jobs = [(_handlers, path, nvcc) for path in (*handlers, *others)]
-    return _link("module.so", [*_run(jobs), *objects(architecture, nvcc)], ["-shared"])
+    jobs += [(_kernel, path, architecture, nvcc) for path in sorted(LIB.glob("*/cuda*.cu"))]
+    return _link("module.so", [*_run(jobs), _interpreter(nvcc)], ["-shared"])
 
 
-def objects(architecture: int = ARCHITECTURE, nvcc: str | None = None) -> list[pathlib.Path]:
-    """The kernels' object files and the interpreter, to be linked with a program that launches the kernels."""
-    return [*_run([(compiled_kernel, path, architecture, nvcc) for path in KERNELS.values()]), _interpreter(nvcc)]
+def program(source: pathlib.Path) -> pathlib.Path:
+    """An executable of a CUDA source."""
+    return _link(source.stem, [_kernel(source, ARCHITECTURE), _interpreter()], [])
 
 
-def program(
-    source: pathlib.Path, architecture: int = ARCHITECTURE, kernels: Mapping[str, pathlib.Path] = KERNELS
-) -> pathlib.Path:
-    """An executable of `source` and of files of kernels, by name."""
-    jobs = [(compiled_kernel, path, architecture) for path in (source, *kernels.values())]
-    return _link(source.stem, [*_run(jobs), _interpreter()], [])
-
-
-def run(program: pathlib.Path, *arguments: str | pathlib.Path, **options: int) -> tuple[int, str]:
-    """The exit status and output of a program, with these fields of `Options` in interpreter.h."""
-    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
-    command = [program, *arguments]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+def run(program: pathlib.Path, *arguments: str | pathlib.Path) -> tuple[int, str]:
+    """The exit status and output of a program."""
+    result = subprocess.run([program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return result.returncode, result.stdout
 
 
-def compiled_kernel(path: pathlib.Path, architecture: int, nvcc: str | None = None) -> pathlib.Path:
-    """An object file of a CUDA source, with the PTX for compute_<architecture> and the lines that it comes from.
-
-    If the source is in a copy of lib/, its headers are those of the copy.
-    """
-    lib = path.parents[1] if (path.parents[1] / "host_device.h").exists() else LIB
-    include = [f"-I{folder}" for folder in (lib, lib / "cuda")]
+def _kernel(path: pathlib.Path, architecture: int, nvcc: str | None = None) -> pathlib.Path:
+    """An object file of a CUDA source, with the PTX for compute_<architecture> and the lines that it comes from."""
     target = f"arch=compute_{architecture},code=compute_{architecture}"
     command = [
         _compiler(nvcc),
         "-std=c++17",
         "-lineinfo",
         *DEVICE_FLAGS.get(f"{path.parent.name}/{path.stem}", []),
-        *include,
+        f"-I{LIB}",
+        f"-I{LIB / 'cuda'}",
     ]
     command += ["-gencode", target, "--no-compress", "--cudart=none", f"-Xcompiler={HOST_FLAGS}"]
     command += ["-x", "cu", "-c", path]
-    return build(f"{path.stem}.o", command, [path, *sorted(path.parent.glob("*.h")), *sorted(lib.rglob("*.h"))])
+    return build(f"{path.stem}.o", command, [path, *sorted(path.parent.glob("*.h")), *sorted(LIB.rglob("*.h"))])
 
 
 class Interpreter:

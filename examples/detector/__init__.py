@@ -1,1 +1,1 @@
-"""An anchor-free detector and R-FCN with deformable layers, trained on digits: ``python -m examples.detector.demo``."""
+"""An anchor-free detector with deformable layers, trained on digits: ``python -m examples.detector.demo``."""

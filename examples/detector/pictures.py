@@ -3,10 +3,9 @@
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 
 from examples.library.boxes import suppress
+from examples.library.objects import draw_box
 
 from . import scenes
 from .evaluate import NMS_THRESHOLD, Detections, size_class
@@ -14,7 +13,6 @@ from .evaluate import NMS_THRESHOLD, Detections, size_class
 SCORE_THRESHOLD = 0.3
 WINDOW = 88
 PALETTE = matplotlib.colormaps["tab10"]
-OUTLINE = [withStroke(linewidth=2.5, foreground="black")]
 
 
 def draw_scene(axes: Axes, image: np.ndarray, found: Detections, index: int) -> None:
@@ -22,7 +20,7 @@ def draw_scene(axes: Axes, image: np.ndarray, found: Detections, index: int) -> 
     axes.imshow(image, interpolation="nearest")
     axes.set_axis_off()
     for i in np.flatnonzero(found.scores[index] > SCORE_THRESHOLD):
-        draw_box(axes, found.boxes[index, i], int(found.classes[index, i]), found.scores[index, i])
+        draw_digit(axes, found.boxes[index, i], int(found.classes[index, i]), found.scores[index, i])
 
 
 def zoom(axes: Axes, box: np.ndarray, image_size: int) -> None:
@@ -31,18 +29,10 @@ def zoom(axes: Axes, box: np.ndarray, image_size: int) -> None:
     axes.set(xlim=(left, left + WINDOW), ylim=(top + WINDOW, top))
 
 
-def draw_box(axes: Axes, box: np.ndarray, label: int, score: float | None = None) -> None:
+def draw_digit(axes: Axes, box: np.ndarray, label: int, score: float | None = None) -> None:
     """Draw a box and the name of its class, with its score if it has one."""
-    x0, y0, x1, y1 = np.subtract(box, 0.5)  # the centre of the first pixel is at 0 in imshow
-    colour = PALETTE(label)
-    axes.add_patch(
-        Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8, path_effects=OUTLINE)
-    )
     text = scenes.CLASSES[label] if score is None else f"{scenes.CLASSES[label]} {score:.2f}"
-    inside = y0 < 10
-    anchor = {"va": "top" if inside else "bottom", "ha": "left" if x0 < 100 else "right"}
-    x, y = (x0 if x0 < 100 else x1) + 1, y0 + (1 if inside else -1)
-    axes.text(x, y, text, color="white", fontsize=9, weight="bold", path_effects=OUTLINE, **anchor)
+    draw_box(axes, box - 0.5, PALETTE(label), text)  # the centre of the first pixel is at 0 in imshow
 
 
 def clearest_object(batch: scenes.Scenes, size: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from jax_dcn import viz
 from . import scenes
 from .backbone import STRIDE
 from .model import Detector
-from .pictures import draw_box, zoom
+from .pictures import draw_digit, zoom
 
 
 def deformable_layers(model: Detector, params: dict, images: np.ndarray) -> dict[str, viz.Layer]:
@@ -42,7 +42,7 @@ def draw_samples(
     panel.collections[0].set_clim(0, 1)
     panel.set_axis_off()
     zoom(panel, box, batch.images.shape[1])
-    draw_box(panel, box, int(batch.labels[which]))
+    draw_digit(panel, box, int(batch.labels[which]))
 
 
 def add_legend(figure: Figure, axes: np.ndarray) -> None:

@@ -13,7 +13,7 @@ MAX_LOG_SCALE = math.log(1000 / 16)
 MIN_SIDE = 1e-3  # padding has no area; mmdet has no limit
 
 encode = partial(boxes.encode, min_side=MIN_SIDE)
-decode = partial(boxes.decode, min_side=MIN_SIDE, log_scales=(-MAX_LOG_SCALE, MAX_LOG_SCALE))
+decode = partial(boxes.decode, min_side=MIN_SIDE, max_log_scale=MAX_LOG_SCALE)
 
 
 def anchors(

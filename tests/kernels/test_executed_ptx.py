@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(executed_ptx.missing() is not None, reason=str(executed_ptx.missing())),
 ]
 
+TOYS = build.HERE / "toys.cu"
 RIGHT = {  # what the 64 threads write
     "rotate": [100 + (lane + 1) % 64 for lane in range(64)],
     "warp": list(range(64)),
@@ -36,19 +37,15 @@ WRONG = {
 }
 
 
-def toy(name, **options):
-    return run(executed_ptx.program(build.HERE / "toys.cu", kernels={}), name, **options)
-
-
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_toys_are_clean(name):
-    status, output = toy(name)
+    status, output = run(executed_ptx.program(TOYS), name)
     assert status == 0, output
     assert [int(value) for value in output.split()] == RIGHT[name]
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_toys_are_found(name):
-    status, output = toy(name)
+    status, output = run(executed_ptx.program(TOYS), name)
     assert status != 0
     assert re.search(WRONG[name], output), output

@@ -1,7 +1,9 @@
 """Functions and models of the libraries that `jax_dcn.patch` knows, with random arrays and weights."""
 
+import json
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,48 +16,7 @@ RESNET_18 = {
     "backbone_layer_type": "basic",
     "encoder_in_channels": (128, 256, 512),
 }
-HGNET_B0 = {
-    "stem_channels": [3, 16, 16],
-    "embedding_size": 16,
-    "depths": [1, 1, 2, 1],
-    "hidden_sizes": [64, 256, 512, 1024],
-    "stackwise_stage_filters": [
-        [16, 16, 64, 1, 3, 3],
-        [64, 32, 256, 1, 3, 3],
-        [256, 64, 512, 2, 3, 5],
-        [512, 128, 1024, 1, 3, 5],
-    ],
-    "apply_downsample": [False, True, True, True],
-    "use_lightweight_conv_block": [False, False, True, True],
-    "use_learnable_affine_block": True,
-    "hidden_act": "relu",
-    "out_features": ["stage2", "stage3", "stage4"],
-}
-D_FINE_S = {
-    "encoder_in_channels": [256, 512, 1024],
-    "encoder_hidden_dim": 256,
-    "encode_proj_layers": [2],
-    "num_encoder_layers": 1,
-    "num_attention_heads": 8,
-    "encoder_ffn_dim": 1024,
-    "hidden_expansion": 0.5,
-    "depth_multiplier": 0.34,
-    "feat_strides": [8, 16, 32],
-    "num_feature_levels": 3,
-    "decoder_in_channels": [256, 256, 256],
-    "hidden_dim": 256,
-    "num_decoder_layers": 3,
-    "decoder_attention_heads": 8,
-    "decoder_ffn_dim": 1024,
-    "decoder_n_points": [3, 6, 3],
-    "lqe_hidden_dim": 64,
-    "num_lqe_layers": 2,
-    "eval_idx": -1,
-    "num_labels": 80,
-    "num_denoising": 0,
-    "learn_initial_query": False,
-    "out_features": ["stage2", "stage3", "stage4"],
-}
+D_FINE_S = Path(__file__).with_name("keras_hub_d_fine_s.json")
 
 
 class Program(NamedTuple):
@@ -128,10 +89,12 @@ def grounding_dino(size):
 def d_fine(size):
     from keras_hub import models
 
-    shape = {"image_shape": (size, size, 3)}
-    backbone = models.HGNetV2Backbone(**HGNET_B0, **shape)
+    shape, of = {"image_shape": (size, size, 3)}, json.loads(D_FINE_S.read_text())
+    backbone = models.HGNetV2Backbone(**of["backbone"], **shape)
     queries = min(300, 21 * (size // 32) ** 2)
-    model = models.DFineBackbone(backbone, **D_FINE_S, num_queries=queries, anchor_image_size=(size, size), **shape)
+    model = models.DFineBackbone(
+        backbone, **of["detector"], num_queries=queries, anchor_image_size=(size, size), **shape
+    )
     return of_keras(model, pixels(size))
 
 

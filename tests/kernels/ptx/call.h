@@ -33,7 +33,7 @@ class CallMemory {
       if (is_operand) RecordHostWrite(buffer.data, bytes, true);
       return;
     }
-    AddAllocation(buffer.data, bytes, is_operand, ChecksRaces());
+    AddAllocation(buffer.data, bytes, is_operand);
     added_.push_back(buffer.data);
   }
 

@@ -248,7 +248,6 @@ void Launch::RunGroup(Warp& warp, Warp::Group group, uint32_t limit) {
       if (lanes != group.lanes)
         Fail(warp, instruction, FirstLane(group.lanes & ~lanes), "is skipped by a lane's guard");
     }
-    ++instructions_;
     ++group.at;
     switch (instruction.control) {
       case Control::kNext:
@@ -296,7 +295,7 @@ const char* Launch::CheckGlobal(Warp& warp, Access access, uint64_t address, uin
   if (allocation.is_read_only) {
     return IsWrite(access) ? "writes an operand, at" : nullptr;
   }
-  if (!options_.checks_races || allocation.cells.empty()) return nullptr;
+  if (allocation.cells.empty()) return nullptr;
   const uint64_t first = (address - allocation.base) / kGranule;
   for (uint32_t i = 0; i < std::max(bytes / kGranule, 1u); ++i) {
     const bool is_used = used_bytes >> i * kGranule & ((1 << kGranule) - 1);
@@ -327,7 +326,7 @@ void Launch::CheckAccess(Warp& warp, const Instruction& instruction, Lanes lanes
     if (address + bytes > size || address + bytes < address) {
       fail(is_shared ? "is out of bounds of shared memory, at" : "is out of bounds of the parameters, at");
     }
-    if (!is_shared || !options_.checks_races) continue;
+    if (!is_shared) continue;
     for (uint32_t i = 0; i < std::max(bytes / kGranule, 1u); ++i) {
       const bool is_used = instruction.used_bytes >> i * kGranule & ((1 << kGranule) - 1);
       Cell& cell = shared_cells_[address / kGranule + i];

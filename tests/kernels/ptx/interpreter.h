@@ -25,10 +25,8 @@ constexpr uint64_t kCudaVersion = 13010;  // CUDA 13.1: the DCN_CUDA_VERSION of 
 
 // Truth values are 0 or 1, so that all options have one type and can be set by name.
 struct Options {
-  uint64_t checks_races = 1;  // races and reads of memory that was not written; all other faults are always reported
-  uint64_t counts_instructions = 0;  // a program ends with the number of the instructions that its warps executed
-  uint64_t seed = 1;                 // of the order of blocks and warps
-  uint64_t max_grid_blocks = ~0u;    // the grid is cut to this many blocks, to test grid-stride loops
+  uint64_t seed = 1;               // of the order of blocks and warps
+  uint64_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
   uint64_t sms = 132;
   uint64_t requires_loading = 0;  // of kernels, before they are launched
   // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's
@@ -84,7 +82,6 @@ class Launch {
 
   const Kernel& kernel() const { return kernel_; }
   const GridShape& grid() const { return grid_; }
-  uint64_t instructions() const { return instructions_; }  // that warps executed
 
   // For the instructions. Checks an access of `lanes`, `bytes` each. Addresses are those of the process in global
   // memory, and offsets in the other spaces.
@@ -113,7 +110,7 @@ class Launch {
   std::vector<Cell> shared_cells_;
   Epochs epochs_;
   uint32_t block_ = 0;
-  uint64_t blocks_run_ = 0, instructions_ = 0, random_;
+  uint64_t blocks_run_ = 0, random_;
   Allocation* last_allocation_ = nullptr;
 };
 

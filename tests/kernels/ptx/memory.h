@@ -69,7 +69,7 @@ class Cell {
 struct Allocation {
   uint64_t base, bytes;
   bool is_read_only;
-  std::vector<Cell> cells;  // none if it is read-only or nothing is checked
+  std::vector<Cell> cells;  // none if it is read-only
 
   bool Contains(uint64_t address, uint64_t count) const {
     return address - base < bytes && address - base + count <= bytes;
@@ -77,7 +77,7 @@ struct Allocation {
 };
 
 // The memory that kernels may access. Ranges must not overlap.
-void AddAllocation(const void* base, size_t bytes, bool is_read_only, bool has_cells);
+void AddAllocation(const void* base, size_t bytes, bool is_read_only);
 bool RemoveAllocation(const void* base);
 Allocation* FindAllocation(uint64_t address);  // or null
 void RecordHostWrite(const void* base, size_t bytes, bool is_written);

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <sstream>
 
 #include "interpreter.h"
 
@@ -30,7 +29,6 @@ std::string failure;  // the last fault
 Options options;
 int64_t nodes = 0;
 uint64_t launches = 0;
-uint64_t instructions = 0;
 
 // The layout of a fat binary, as nvcc writes it: a header, then parts with headers of their own.
 struct FatBinaryHeader {
@@ -104,7 +102,6 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, void**
     const DefaultFloatingPoint floating_point;
     Launch launch(*function.module, kernel, {{blocks, grid.y, grid.z}, block.x}, arguments, own);
     launch.Run();
-    instructions += launch.instructions();
   } catch (const std::runtime_error& error) {
     failure = error.what();
     return cudaErrorLaunchFailure;
@@ -112,23 +109,10 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, void**
   return cudaSuccess;
 }
 
-void ReadEnvironment() {
-  const char* text = std::getenv("PTX_OPTIONS");
-  std::istringstream stream(text ? text : "");
-  for (std::string item; std::getline(stream, item, ',');) {
-    const size_t equals = item.find('=');
-    uint64_t* const option = equals == std::string::npos ? nullptr : FindOption(item.substr(0, equals));
-    if (!option) Exit("PTX_OPTIONS: no option " + item);
-    *option = std::stoull(item.substr(equals + 1));
-  }
-}
-
 }  // namespace
 
 uint64_t* FindOption(const std::string& name) {
-  static const std::map<std::string, uint64_t*> by_name = {{"checks_races", &options.checks_races},
-                                                           {"counts_instructions", &options.counts_instructions},
-                                                           {"seed", &options.seed},
+  static const std::map<std::string, uint64_t*> by_name = {{"seed", &options.seed},
                                                            {"max_grid_blocks", &options.max_grid_blocks},
                                                            {"sms", &options.sms},
                                                            {"requires_loading", &options.requires_loading},
@@ -142,8 +126,6 @@ uint64_t* FindOption(const std::string& name) {
   return found == by_name.end() ? nullptr : found->second;
 }
 
-bool ChecksRaces() { return options.checks_races; }
-
 int64_t NumNodes() { return nodes; }
 
 }  // namespace ptx
@@ -155,10 +137,8 @@ extern "C" {
 // Called by the code that nvcc generates.
 
 void** __cudaRegisterFatBinary(void* wrapper) { return reinterpret_cast<void**>(ptx::ReadModule(wrapper)); }
-void __cudaRegisterFatBinaryEnd(void**) { ptx::ReadEnvironment(); }
-void __cudaUnregisterFatBinary(void**) {
-  if (options.counts_instructions) std::printf("%llu instructions\n", (unsigned long long)ptx::instructions);
-}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
 char __cudaInitModule(void**) { return 0; }
 
 void __cudaRegisterFunction(void** module, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
@@ -232,7 +212,7 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
   *address = nullptr;
   if (bytes == 0) return cudaSuccess;
   if (posix_memalign(address, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
-  ptx::AddAllocation(*address, bytes, false, options.checks_races);
+  ptx::AddAllocation(*address, bytes, false);
   return cudaSuccess;
 }
 

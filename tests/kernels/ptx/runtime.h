@@ -6,12 +6,7 @@
 
 namespace ptx {
 
-// The option of this name, or null. Programs read options from the environment variable PTX_OPTIONS:
-// "seed=3,max_grid_blocks=1".
-uint64_t* FindOption(const std::string& name);
-
-// Whether memory that is added as an allocation needs cells.
-bool ChecksRaces();
+uint64_t* FindOption(const std::string& name);  // null if there is none of this name
 
 int64_t NumNodes();  // kernels and memsets that were put on a stream so far
 
