@@ -54,14 +54,17 @@ def keras_hub(
 
 
 def samples(value: jax.Array, sampling_locations: jax.Array, spatial_shapes: Shapes) -> jax.Array:
-    """value [N, S, heads, channels] at locations [N, Q, heads, L, P, 2], not summed: [N, Q, heads, L, P, channels]."""
+    """value [N, S, heads, channels] at locations [N, Q, heads, L, P, 2], not summed: [N, Q, heads, L, P, channels].
+
+    Of float32 or wider, as in the other library.
+    """
     images, queries, heads, _, points, _ = sampling_locations.shape
     ends = np.cumsum([height * width for height, width in spatial_shapes])
-    of_levels = []
+    of_levels, type_ = [], jnp.promote_types(value.dtype, jnp.float32)
     for level, (pixels, shape) in enumerate(zip(jnp.split(value, ends[:-1], axis=1), spatial_shapes, strict=True)):
         locations = sampling_locations[:, :, :, level].swapaxes(2, 3).reshape(images, queries * points, heads, 1, 1, 2)
-        found = _attend(pixels, locations, jnp.ones(locations.shape[:-1], value.dtype), [shape])
-        of_levels.append(found.reshape(images, queries, points, heads, -1).swapaxes(2, 3))
+        found = _attend(pixels, locations, jnp.ones(locations.shape[:-1], type_), [shape])
+        of_levels.append(found.reshape(images, queries, points, heads, value.shape[-1]).swapaxes(2, 3))
     return jnp.stack(of_levels, axis=3)
 
 
@@ -89,7 +92,8 @@ def scenic_roi_align(feature: jax.Array, boxes: jax.Array, output_size: int, sam
     Unlike in `roi_align`, pixels outside are zero. So each bin is a query, which takes the mean of its samples.
     """
     height, width, channels = feature.shape
-    side = output_size * sampling_ratio
+    side, type_ = output_size * sampling_ratio, jnp.result_type(feature, boxes)
+    boxes = _wide(boxes)
     fractions = (jnp.arange(side, dtype=boxes.dtype) + 0.5) / side
     corner, extent = boxes[:, :2, None], boxes[:, 2:, None] - boxes[:, :2, None]
     x, y = jnp.unstack((corner + extent * fractions).reshape(-1, 2, output_size, sampling_ratio), axis=1)
@@ -97,16 +101,21 @@ def scenic_roi_align(feature: jax.Array, boxes: jax.Array, output_size: int, sam
     locations = jnp.stack([x, y], axis=-1).reshape(-1, 1, 1, sampling_ratio**2, 2)
     weights = jnp.full(locations.shape[:-1], 1 / sampling_ratio**2, feature.dtype)
     means = _attend(feature.reshape(-1, 1, channels), locations, weights, [(height, width)])
-    return means.reshape(len(boxes), output_size, output_size, channels)
+    return means.astype(type_).reshape(len(boxes), output_size, output_size, channels)
 
 
 def jax_raft(img: jax.Array, grid: jax.Array) -> jax.Array:
     """img [N, H, W, C] at grid [N, h, w, 2], in pixels, gives [N, h, w, C]; pixels outside are zero."""
-    return map_coordinates(img, [grid[..., 1], grid[..., 0]], order=1, batch_dims=1)
+    x, y = jnp.unstack(_wide(grid), axis=-1)
+    return map_coordinates(img, [y, x], order=1, batch_dims=1)
 
 
 def _attend(value: jax.Array, locations: jax.Array, weights: jax.Array, shapes: Shapes, **options: Any) -> jax.Array:
-    """Of the type that operations on all three have, as in the other library. Locations of 16 bits become float32."""
+    """Of the type that operations on all three have, as in the other library."""
     value = value.astype(jnp.result_type(value, locations, weights))
-    locations = locations.astype(jnp.promote_types(locations.dtype, jnp.float32))
-    return multi_scale_deformable_attention(value, locations, weights, spatial_shapes=shapes, **options)
+    return multi_scale_deformable_attention(value, _wide(locations), weights, spatial_shapes=shapes, **options)
+
+
+def _wide(locations: jax.Array) -> jax.Array:
+    """Locations of 16 bits as float32."""
+    return locations.astype(jnp.promote_types(locations.dtype, jnp.float32))

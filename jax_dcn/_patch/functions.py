@@ -1,8 +1,9 @@
 """The public class, and the table of what it replaces."""
 
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -60,10 +61,20 @@ TARGETS = (
     Target("jax_raft", "jax_raft.model", "grid_sample", adapters.jax_raft),
 )
 
-Found = dict[Target, tuple[Function, Function]]  # the function of the library, and a new one that calls the replacement
 
-_found: dict[str, Found] = {}  # by library, while at least one `patch` of it is not undone
+class Found(NamedTuple):
+    """What a target names: the function, a new one that calls the replacement, the module, and the class that keeps
+    the function."""
+
+    original: Function
+    new: Function
+    module: ModuleType
+    owner: type | None
+
+
+_found: dict[str, dict[Target, Found]] = {}  # by library, while at least one `patch` of it is not undone
 _count: dict[str, int] = {}  # of those
+_lock = threading.RLock()  # the modules and the two above belong to all threads
 
 
 class patch:
@@ -74,10 +85,11 @@ class patch:
     Deformable DETR and CenterNet, and in ``"jax_raft"`` that of RAFT. docs/patch.md names the functions and the
     versions that were tried, and says where they gain how much.
 
-    Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. Models that exist
-    change, too, and all modules that have imported a replaced function. So do functions that `jax.jit` has compiled,
-    because jax's caches are cleared, here and when it is undone; what `lower(...).compile()` has returned stays as it
-    is. If a library is patched several times, its functions are restored when the last `patch` is undone.
+    Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. It holds for the
+    whole process: models that exist change, too, and all modules that have imported a replaced function. So do
+    functions that `jax.jit` has compiled, because all of jax's caches are cleared, here and when it is undone; so enter
+    a block once, around all calls. What `lower(...).compile()` has returned stays as it is. If a library is patched
+    several times, its functions are restored when the last `patch` is undone.
 
     Args:
       library: the name of a package that can be imported, one of those above.
@@ -91,16 +103,16 @@ class patch:
       RuntimeError: Keras has another backend than JAX.
 
     Warns:
-      UserWarning: the version was not tried, or some functions are not in the library or have other parameters. The
-        message names these, and they stay as they are.
+      UserWarning: the version was not tried, or some functions are not in the library or have other parameters, or
+        were replaced by others since the first `patch`. The message names these, and they stay as they are.
 
     Example:
       ::
 
-        with jax_dcn.patch("zeromodels"):
-            outputs = model(images)
+        jax_dcn.patch("zeromodels")  # for as long as the program runs
 
-        patched = jax_dcn.patch("keras_hub")  # until patched.undo()
+        with jax_dcn.patch("keras_hub"):
+            model.fit(data)
 
       >>> import jax_dcn
       >>> jax_dcn.patch("keras")
@@ -112,46 +124,59 @@ class patch:
     def __init__(self, library: str) -> None:
         if library not in LIBRARIES:
             raise ValueError(f"library must be one of {', '.join(map(repr, LIBRARIES))}, got {library!r}")
-        if library not in _found:
-            found = _find(library)
-            _switch(found, on=True)
-            _found[library], _count[library] = found, 0
-        _count[library] += 1
+        with _lock:
+            if library not in _found:
+                found = _find(library)
+                _switch(found, on=True)
+                _found[library], _count[library] = found, 0
+            self.replaced = tuple(_replaced(library))
+            _count[library] += 1
         self.library = library
-        self.replaced = tuple(map(str, _found[library]))
-        self._is_undone = False
+        self._is_undone = self._is_entered = False
 
     def undo(self) -> None:
         """Restores the functions of the library, if no other `patch` of it is active. A second call does nothing."""
-        if not self._is_undone:
-            self._is_undone = True
-            _count[self.library] -= 1
-            if _count[self.library] == 0:
-                _switch(_found.pop(self.library), on=False)
+        with _lock:
+            if not self._is_undone:
+                self._is_undone = True
+                _count[self.library] -= 1
+                if _count[self.library] == 0:
+                    _switch(_found.pop(self.library), on=False)
 
     def __enter__(self) -> Self:
-        if self._is_undone:
-            raise RuntimeError(f"patch({self.library!r}) has been undone and cannot be entered: call `patch` again")
+        if self._is_undone or self._is_entered:
+            state = "undone" if self._is_undone else "entered"
+            raise RuntimeError(f"patch({self.library!r}) has been {state} and cannot be entered: call `patch` again")
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self.undo()
 
 
-def _find(library: str) -> Found:
+def _replaced(library: str) -> Iterator[str]:
+    """The names of the functions that are replaced now. Warns of those that were, and no longer are."""
+    for target, found in _found[library].items():
+        if getattr(found.module, target.function, None) is found.new:
+            yield str(target)
+        else:
+            message = f"patch({library!r}) no longer replaces {target}, as after a reload: undo it, and call it again"
+            warnings.warn(message, stacklevel=3)
+
+
+def _find(library: str) -> dict[Target, Found]:
     """The functions in the library, which is imported. Raises an error or warns if some are missing."""
     distribution, tried, uses_keras = LIBRARIES[library]
     if find_spec(library) is None:
         raise ModuleNotFoundError(f"patch({library!r}) needs {distribution}, which is not installed", name=library)
     if uses_keras:
         _check_backend(library)
-    found: Found = {}
+    found = {}
     missing = []
     for target in TARGETS:
         if target.library == library:
             try:
-                original = _checked(target)
-                found[target] = original, _calling(target.replacement)
+                found[target] = _checked(target)
             except (ImportError, AttributeError, TypeError) as reason:
                 missing.append(f"{target} ({reason})")
     try:
@@ -177,18 +202,19 @@ def _check_backend(library: str) -> None:
         raise RuntimeError(f"{needs}, its backend is {backend!r}")
 
 
-def _checked(target: Target) -> Function:
-    """The function. Raises an error if it, or the class that keeps it, is not as in the versions that were tried."""
-    module = import_module(target.module)
+def _checked(target: Target) -> Found:
+    """Raises an error if the function, or the class that keeps it, is not as in the versions that were tried."""
+    module, owner = import_module(target.module), None
     original: Function = getattr(module, target.function)
     theirs, ours = (", ".join(signature(function).parameters) for function in (original, target.replacement))
     if theirs != ours:
         raise TypeError(f"its parameters must be {ours}, got {theirs}")
     if target.kept_by:
-        owner, attribute = target.kept_by
-        if attribute not in getattr(module, owner).__init__.__code__.co_names:
-            raise AttributeError(f"{owner} has no attribute {attribute}")
-    return original
+        name, attribute = target.kept_by
+        owner = getattr(module, name)
+        if attribute not in owner.__init__.__code__.co_names:
+            raise AttributeError(f"{name} has no attribute {attribute}")
+    return Found(original, _calling(target.replacement), module, owner)
 
 
 def _calling(adapter: Function) -> Function:
@@ -196,24 +222,38 @@ def _calling(adapter: Function) -> Function:
     return lambda *args, **kwargs: adapter(*args, **kwargs)
 
 
-def _switch(found: Found, on: bool) -> None:
+def _switch(found: dict[Target, Found], on: bool) -> None:
     """Replaces the functions in all modules and in what keeps them, or restores them."""
-    new = {id(pair[not on]): pair[on] for pair in found.values()}
-    for module in list(sys.modules.values()):
+    pairs = [(one.original, one.new) if on else (one.new, one.original) for one in found.values()]
+    new = {id(old): function for old, function in pairs}
+    for module in [*sys.modules.values(), *(one.module for one in found.values())]:
         if isinstance(module, ModuleType):
             for name, value in list(vars(module).items()):
                 if id(value) in new:
                     setattr(module, name, new[id(value)])
-    for target, pair in found.items():
-        if target.kept_by:
-            owner, attribute = getattr(sys.modules[target.module], target.kept_by[0]), target.kept_by[1]
+    for target, one in found.items():
+        if one.owner and target.kept_by:
+            attribute = target.kept_by[1]
             if on:
-                setattr(owner, attribute, _over_instances(attribute, *pair))
+                setattr(one.owner, attribute, _over_instances(attribute, one.original, one.new))
             else:
-                delattr(owner, attribute)
+                delattr(one.owner, attribute)
     jax.clear_caches()
 
 
-def _over_instances(attribute: str, original: Function, replacement: Function) -> property:
-    """For a class: its instances have the replacement, and each of them stores the original under the same name."""
-    return property(lambda _: replacement, lambda instance, _: vars(instance).update({attribute: original}))
+def _over_instances(attribute: str, original: Function, new: Function) -> property:
+    """For a class: its instances that store the original have the new function, and store the original in its place.
+
+    What a user has stored instead stays as it is.
+    """
+
+    def read(instance: Any) -> Function:
+        if attribute not in vars(instance):
+            raise AttributeError(f"{instance!r} has no attribute {attribute}")
+        stored: Function = vars(instance)[attribute]
+        return new if stored is original else stored
+
+    def store(instance: Any, function: Function) -> None:
+        vars(instance)[attribute] = original if function is new else function
+
+    return property(read, store)

@@ -54,7 +54,8 @@ def ms_deform_attn_core_variable(value, value_spatial_shapes, sampling_locations
 def bilinear_sample(value, sampling_locations, spatial_shapes):
     *before, levels, points, _ = sampling_locations.shape
     locations = sampling_locations.reshape(*before, -1, 2)
-    return of_points(value, locations, spatial_shapes, [points] * levels).reshape(*before, levels, points, -1)
+    samples = of_points(value, locations, spatial_shapes, [points] * levels).reshape(*before, levels, points, -1)
+    return samples.astype(jnp.promote_types(samples.dtype, "float32"))
 
 
 def multi_scale_deformable_attention_v2(
@@ -88,16 +89,17 @@ def deform_attn_sampling_fn(values, sampling_locations, attn_weights, shapes, us
 
 def _roi_align_einsum(feature, boxes, output_size, sampling_ratio):
     side = output_size * sampling_ratio
-    bins = []
+    bins, steps = [], jnp.arange(0.5, side, dtype=boxes.dtype) / side
     for x1, y1, x2, y2 in boxes:
-        x, y = ((jnp.arange(side) + 0.5) * (high - low) / side + low - 0.5 for low, high in ((x1, x2), (y1, y2)))
+        x, y = (steps * (high - low) + low - 0.5 for low, high in ((x1, x2), (y1, y2)))
         samples = at(feature, feature.shape[:2], *jnp.meshgrid(x, y))
         bins.append(samples.reshape(output_size, sampling_ratio, output_size, sampling_ratio, -1).mean((1, 3)))
     return jnp.stack(bins)
 
 
 def grid_sample(img, grid):
-    return jax.vmap(lambda image, places: at(image, image.shape[:2], places[..., 0], places[..., 1]))(img, grid)
+    samples = jax.vmap(lambda image, places: at(image, image.shape[:2], places[..., 0], places[..., 1]))(img, grid)
+    return samples.astype(img.dtype)
 
 
 class Case(NamedTuple):
