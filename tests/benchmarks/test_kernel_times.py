@@ -1,6 +1,7 @@
 """The commands of `make gpu-check`, on a CPU, and the times of kernels in a profile."""
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,30 +12,7 @@ from benchmarks.measurements import trace
 
 pytestmark = pytest.mark.platforms("cpu")
 
-TRACE = """
-planes {
-  name: "/device:GPU:0"
-  lines { name: "Stream #13(Compute)"
-    events { metadata_id: 1 offset_ps: 1000000000 duration_ps: 250000000 }
-    events { metadata_id: 1 offset_ps: 2000000000 duration_ps: 750000000 }
-    events { metadata_id: 2 offset_ps: 8000000000 duration_ps: 5000000 }
-  }
-  lines { name: "XLA Ops" events { metadata_id: 1 offset_ps: 1000000000 duration_ps: 9000000000 } }
-  event_metadata { key: 1 value { id: 1
-    name: "void dcn::(anonymous namespace)::XCotangentKernel<__nv_bfloat16, 8, float>(dcn::Gather, int const*)" } }
-  event_metadata { key: 2 value { id: 2 name: "input_transpose_fusion" } }
-}
-planes { name: "/host:CPU"
-  lines { name: "python"
-    events { metadata_id: 1 offset_ps: 900000000 duration_ps: 9000000 }
-    events { metadata_id: 2 offset_ps: 7000000000 duration_ps: 9000000 }
-    events { metadata_id: 3 offset_ps: 7000000000 duration_ps: 9000000 }
-  }
-  event_metadata { key: 1 value { id: 1 name: "run of a traced call 0" } }
-  event_metadata { key: 2 value { id: 2 name: "run of a traced call 1" } }
-  event_metadata { key: 3 value { id: 3 name: "dcn::Call" } }
-}
-"""
+TRACE = Path(__file__).with_name("trace.txtpb").read_text()
 
 
 def test_kernels_belong_to_the_run_that_began_before_them(tmp_path):

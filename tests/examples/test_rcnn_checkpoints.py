@@ -120,23 +120,7 @@ def test_configs_with_other_things(text, old, new, message):
     "data", ["", "data = dict(test=[dict(dataset=dict(pipeline=test_pipeline))])\ntest_pipeline = 3"]
 )
 def test_a_config_of_mmdet_2(data):
-    text = """
-model = dict(
-    type='MaskRCNN', pretrained='torchvision://resnet50',
-    backbone=dict(type='ResNet', depth=50, style='caffe', dcn=dict(type='DCN', deform_groups=1)),
-    neck=dict(type='FPN', in_channels=[256], out_channels=256, num_outs=5),
-    rpn_head=dict(type='RPNHead'), roi_head=dict(type='StandardRoIHead'))
-test_cfg = dict(
-    rpn=dict(nms_across_levels=False, nms_pre=900, nms_post=1000, max_num=800, nms_thr=0.6, min_bbox_size=0),
-    rcnn=dict(score_thr=0.1, nms=dict(type='nms', iou_thr=0.4), max_per_img=50, mask_thr_binary=0.4))
-test_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='MultiScaleFlipAug', img_scale=(1000, 600), flip=False, transforms=[
-        dict(type='Resize', keep_ratio=True), dict(type='RandomFlip'),
-        dict(type='Normalize', mean=[1.0, 2.0, 3.0], std=[1.0, 1.0, 1.0], to_rgb=False),
-        dict(type='Pad', size_divisor=32, pad_val=dict(img=0, masks=0, seg=255)),
-        dict(type='ImageToTensor', keys=['img']), dict(type='Collect')])]
-"""
+    text = mask_rcnn.GOLDEN.with_name("mmdet_2.txt").read_text()
     assert settings_of(text + data) == {
         "style": "caffe",
         "proposals.per_level": 900,

@@ -1,6 +1,7 @@
 """Settings of transformers' image processors, and what is compared of the images that they make."""
 
 import itertools
+import json
 import pathlib
 
 import numpy as np
@@ -12,53 +13,10 @@ CHECKPOINTS = FOLDER / "golden/detr_training"
 
 PROCESSORS = ("DeformableDetrImageProcessor", "RTDetrImageProcessor")
 IMAGES = ((30, 40), (40, 30), (33, 33), (1, 37), (37, 1), (5, 200), (23, 150))
-SIZES = (
-    {"size": {"shortest_edge": 20, "longest_edge": 33}},
-    {"size": {"shortest_edge": 20, "longest_edge": 20}},
-    {"size": {"height": 24, "width": 31}},
-    {"size": {"max_height": 30, "max_width": 26}},
-    {"size": [24, 31]},
-    {"size": 20, "max_size": 33},
-    {"do_resize": False},
-    {"do_resize": None},
-)
-PADS = (
-    {},
-    {"do_pad": None},
-    {"do_pad": False, "pad_size": {"height": 40, "width": 48}},
-    {"do_pad": True},
-    {"do_pad": True, "pad_size": {"height": 40, "width": 48}},
-    {"do_pad": True, "pad_size": [40, 48]},
-    {"do_pad": True, "pad_size": 36},
-    {"pad_and_return_pixel_mask": False, "pad_size": 36},
-)
+SIZES, PADS, SCALES, COLOURS, WITHOUT_EFFECT, FINE_TUNED, BYTES = json.loads(
+    pathlib.Path(__file__).with_suffix(".json").read_text()
+).values()  # the images of fine-tuned models are those of transformers' script, but smaller
 FILTERS = tuple({"resample": number} for number in range(6))
-SCALES = (
-    {},
-    {"do_rescale": False},
-    {"do_rescale": None, "rescale_factor": None},
-    {"rescale_factor": 0.01},
-    {"rescale_factor": 2},
-)
-COLOURS = (
-    {},
-    *({"do_normalize": value} for value in (True, False, None)),
-    {"do_normalize": True, "image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]},
-    {"do_normalize": True, "image_mean": 0.5, "image_std": 2},
-    {"do_normalize": False, "image_mean": None, "image_std": None},
-)
-WITHOUT_EFFECT = {
-    "size": [24, 31],
-    "do_center_crop": True,
-    "crop_size": 5,
-    "data_format": "channels_last",
-    "input_data_format": "channels_first",
-    "default_to_square": True,
-    "do_convert_annotations": False,
-    "do_convert_rgb": True,
-    "disable_grouping": True,
-    "use_fast": True,
-}
 CASES = [
     *itertools.product(PROCESSORS, itertools.product(SIZES, PADS, FILTERS), IMAGES),
     *itertools.product(PROCESSORS, itertools.product(SIZES[4:5], PADS[6:7], SCALES, COLOURS), IMAGES[:1]),
@@ -66,15 +24,6 @@ CASES = [
         PROCESSORS, [({},), ({"size": None},), ({"size": 20},), (WITHOUT_EFFECT,)], [(30, 40), (3, 500)]
     ),
 ]
-
-# As transformers' script for fine-tuning writes them, but smaller.
-FINE_TUNED = {
-    "do_resize": True,
-    "size": {"max_height": 96, "max_width": 96},
-    "do_pad": True,
-    "pad_size": {"height": 96, "width": 96},
-}
-BYTES = {"do_rescale": False, "do_normalize": True, "image_mean": [124, 116, 104], "image_std": [58, 57, 57.5]}
 COMMANDS = [  # checkpoints, and settings with which they find objects in a photo
     ("deformable_detr", FINE_TUNED),
     ("deformable_detr", {"size": {"shortest_edge": 64, "longest_edge": 90}, "resample": 3}),

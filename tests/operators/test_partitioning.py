@@ -372,15 +372,6 @@ def test_derivatives_inside_shard_map():
     assert_close(jax.jit(tangent)(placed), by_reference, 1e-4, 1e-4)
 
 
-def test_pmap():
-    axes = Operands(*(None if name in CONVOLUTION.shared else 0 for name in Operands._fields))
-    devices = jax.devices("cpu")[:4]
-    each = jax.pmap(jax.grad(conv_loss()), in_axes=(axes,), devices=devices)(of_devices(CONVOLUTION, 4))
-    whole = gradients_by_reference(4)
-    assert_close(each.x, whole.x, 1e-4, 1e-4)
-    assert_close(each.weight.sum(0), whole.weight, 1e-4, 1e-4)
-
-
 @pytest.mark.parametrize(
     "kind, manual, free", [("images", "a", "b"), ("rows", "a", "b"), ("rows", "b", "a"), ("features", "b", "a")]
 )

@@ -1,5 +1,6 @@
 """Detection transformers: examples.detr, transformers and ONNX Runtime with the same random checkpoint."""
 
+import json
 import os
 import tempfile
 from functools import partial
@@ -31,26 +32,8 @@ from examples.detr.optimiser import Recipe
 
 SIDE = 640
 CLIP_NORM, RATE, DECAY = 0.1, 1e-4, 1e-4
-STAGES = ["stage2", "stage3", "stage4"]
-RESNET18 = {"model_type": "rt_detr_resnet", "layer_type": "basic", "out_features": STAGES}
-RESNET18 |= {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
-# What differs from transformers' defaults.
-CONFIGS = {
-    "RT-DETR R50": {"model_type": "rt_detr"},
-    "RT-DETRv2 R18": {
-        "model_type": "rt_detr_v2",
-        "backbone_config": RESNET18,
-        "encoder_in_channels": [128, 256, 512],
-        "hidden_expansion": 0.5,
-        "decoder_layers": 3,
-    },
-    "D-FINE": {"model_type": "d_fine"},
-    "Deformable DETR R50": {
-        "model_type": "deformable_detr",
-        "backbone_config": {"model_type": "resnet", "out_features": STAGES},
-        "use_timm_backbone": False,
-    },
-}
+# By the name of the model, what differs from transformers' defaults.
+CONFIGS = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 def write(config, folder):

@@ -136,16 +136,6 @@ def test_validation_images_that_would_have_no_pixel(folder, tmp_path, capsys):
     assert "3.png does not fit: an image of 2 x 400 pixels would have no pixel" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
-def test_two_devices_do_what_one_does(folder, tmp_path):
-    recipe = dataclasses.replace(RECIPE, batch_size=4, accumulate=2)
-    one, two = (
-        train(checkpoint(), recipe, batches(folder, 4), tmp_path / str(count), devices=jax.devices()[:count]).losses
-        for count in (1, 2)
-    )
-    assert_allclose(two, one, rtol=1e-3)
-
-
 def test_devices_that_do_not_divide_a_batch(folder, tmp_path):
     with pytest.raises(ValueError, match=r"batch_size must be a multiple of 3 devices times accumulate=1, got 2"):
         train(weights.load(CONFIG.parent), RECIPE, batches(folder), tmp_path, devices=jax.devices()[:3])
