@@ -31,7 +31,7 @@ def zoom(axes: Axes, box: np.ndarray, image_size: int) -> None:
 
 def draw_digit(axes: Axes, box: np.ndarray, label: int, score: float | None = None) -> None:
     """Draw a box and the name of its class, with its score if it has one."""
-    text = scenes.CLASSES[label] if score is None else f"{scenes.CLASSES[label]} {score:.2f}"
+    text = scenes.CLASSES[label] + ("" if score is None else f" {score:.2f}")
     draw_box(axes, box - 0.5, PALETTE(label), text)  # the centre of the first pixel is at 0 in imshow
 
 

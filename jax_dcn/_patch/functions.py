@@ -63,8 +63,7 @@ TARGETS = (
 
 
 class Found(NamedTuple):
-    """What a target names: the function, a new one that calls the replacement, the module, and the class that keeps
-    the function."""
+    """What a target names; `new` calls the replacement, and `owner` is the class that keeps the function."""
 
     original: Function
     new: Function

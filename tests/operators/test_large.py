@@ -11,7 +11,6 @@ from numpy.testing import assert_allclose
 import jax_dcn
 
 CHANNELS = 4096
-ONE_PIXEL = ((1, 1),)
 
 
 def convolution(x, offset):
@@ -25,7 +24,7 @@ def rows(x, offset):
 
 
 def attention(value, locations, weights):
-    return jax_dcn.multi_scale_deformable_attention(value, locations, weights, spatial_shapes=ONE_PIXEL)
+    return jax_dcn.multi_scale_deformable_attention(value, locations, weights, spatial_shapes=((1, 1),))
 
 
 def regions(x, corner):

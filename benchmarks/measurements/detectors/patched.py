@@ -56,9 +56,8 @@ def of_keras(model, images, words=None):
     return Program(forward, weights, images)
 
 
-def pixels(size, count=1):
-    random = np.random.default_rng(1)
-    return jnp.asarray(random.normal(size=(count, size, size, 3)), "float32")
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(2).normal(size=shape), "float32")
 
 
 def of_zeromodels(name, kind, words=None, **configuration):
@@ -67,7 +66,7 @@ def of_zeromodels(name, kind, words=None, **configuration):
     def make(size):
         models = import_module(f"zeromodels.models.{name}")
         model = getattr(models, kind)(image_size=size, **configuration)
-        return of_keras(model, pixels(size), words)
+        return of_keras(model, normal(1, size, size, 3), words)
 
     return make
 
@@ -77,7 +76,7 @@ def grounding_dino(size):
 
     ids = jnp.array([[101, 4937, 1012, 3899, 1012, 102]])  # of BERT: "cat. dog."
     words = {"input_ids": ids, "attention_mask": jnp.ones_like(ids)}
-    program = of_keras(models.GroundingDinoDetect(), pixels(size), words)
+    program = of_keras(models.GroundingDinoDetect(), normal(1, size, size, 3), words)
 
     def forward(weights, images):
         outputs = program.forward(weights, images)
@@ -95,18 +94,14 @@ def d_fine(size):
     model = models.DFineBackbone(
         backbone, **of["detector"], num_queries=queries, anchor_image_size=(size, size), **shape
     )
-    return of_keras(model, pixels(size))
+    return of_keras(model, normal(1, size, size, 3))
 
 
 def raft(size):
     from jax_raft import raft_large
 
     model, variables = raft_large()
-    return Program(lambda weights, inputs: model.apply(weights, *inputs, False), variables, pixels(size, 2)[:, None])
-
-
-def normal(*shape):
-    return jnp.asarray(np.random.default_rng(2).normal(size=shape), "float32")
+    return Program(lambda weights, inputs: model.apply(weights, *inputs, False), variables, normal(2, 1, size, size, 3))
 
 
 def uniform(*shape):
