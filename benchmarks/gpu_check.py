@@ -62,12 +62,16 @@ TESTS = (
     "tests/operators/test_special.py::test_only_pixels_with_a_weight_are_read",
     "tests/operators/test_random_problems.py",
     "tests/test_boxes.py::test_a_loop_in_numpy_keeps_the_same",
-    "tests/operators/test_large.py",
 )
 RUN_TESTS = f"""
 distribute=$($PYTHON -c 'import xdist' 2>/dev/null && echo "-n 8 --dist load --maxschedchunk 1" || true)
 $PYTHON -m pytest -q -m "not thorough" -p no:benchmark --continue-on-collection-errors --platform=cuda $distribute \
   {" ".join(TESTS)}
+"""
+# Of arrays that fill the memory, one after the other.
+LARGE = """
+XLA_PYTHON_CLIENT_ALLOCATOR=platform $PYTHON -m pytest -q -m thorough -p no:benchmark --platform=cuda \
+  tests/operators/test_large.py
 """
 # The first launch of each gather of the convolution and of each kernel of the sort. By default ncu fixes the clocks,
 # which not every machine allows, and follows the compilers that XLA may start.
@@ -84,6 +88,7 @@ STEPS = {
     "facts": Step(10, FACTS),
     "build": Step(120, INSTALL),
     "tests": Step(90, RUN_TESTS),
+    "large": Step(35, LARGE),
     "kernels": Step(90, "$PYTHON -m benchmarks.kernel_times"),
     "ratios": Step(110, "$PYTHON -m benchmarks.gpu_ratios"),
     "profile-A": Step(25, f"{PROFILE} A:16"),

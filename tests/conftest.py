@@ -2,7 +2,6 @@ import collections
 import functools
 import gc
 import importlib.util
-import itertools
 import os
 
 # Set before jax is imported. Sharding tests need several devices, on any machine. Autotuning would take longer than it
@@ -140,14 +139,7 @@ def figures():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints the slowest files, and one line per reason for skips; pytest itself prints one per test."""
-    seconds = collections.Counter()
-    for report in itertools.chain(*terminalreporter.stats.values()):
-        if isinstance(report, pytest.TestReport):
-            seconds[report.nodeid.partition("::")[0]] += report.duration
-    terminalreporter.section("slowest 10 files")
-    for file, duration in seconds.most_common(10):
-        terminalreporter.write_line(f"{duration:.2f}s {file}")
+    """Prints one line per reason for skips; pytest itself prints one per test."""
     reports = terminalreporter.stats.get("skipped", ())
     reasons = collections.Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():

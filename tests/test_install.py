@@ -70,8 +70,7 @@ def test_cuda_is_built_for_a_gpu_only(install, printed, is_used, capsys):
 
 
 @pytest.mark.parametrize(
-    "gpu, variable, kind",
-    [(True, "", "WHEELS"), (True, "OFF", "OFF"), (False, "", "OFF"), (False, "WHEELS", "WHEELS")],
+    "gpu, variable, kind", [(True, "", "WHEELS"), (True, "OFF", "OFF"), (False, "", "OFF"), (False, "WHEELS", "WHEELS")]
 )
 def test_the_package_is_built_as_the_machine_or_the_variable_says(install, gpu, variable, kind, monkeypatch):
     if gpu:

@@ -99,12 +99,7 @@ class Aliked(nn.Module):
         self.desc_head = DescriptorHead(self.layout.samples, self.dtype)
 
     def __call__(
-        self,
-        images: jax.Array,
-        count: int,
-        *,
-        threshold: float | jax.Array = 0.0,
-        mask: jax.Array | None = None,
+        self, images: jax.Array, count: int, *, threshold: float | jax.Array = 0.0, mask: jax.Array | None = None
     ) -> Found:
         """The `count` best keypoints of each image; threshold and mask: as of `find_keypoints`."""
         features, score_map = self.maps(images)

@@ -57,12 +57,7 @@ def train_step(
 
 
 def train(
-    model: Detector,
-    recipe: Recipe,
-    directory: Path,
-    *,
-    devices: Sequence[jax.Device] | None = None,
-    **options: Any,
+    model: Detector, recipe: Recipe, directory: Path, *, devices: Sequence[jax.Device] | None = None, **options: Any
 ) -> Run:
     """Trains a model, with checkpoints in `directory`. options: of `fit`."""
     images = np.zeros((1, scenes.IMAGE_SIZE, scenes.IMAGE_SIZE, 3), np.uint8)

@@ -118,4 +118,5 @@ def draw_box(axes: Axes, box: np.ndarray, colour: Any, text: str = "", size: int
     x0, y0, x1, y1 = box
     axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=2))
     background = {"facecolor": colour, "edgecolor": "none", "pad": 1} if text else None
-    axes.text(x0, y0, text, fontsize=size, verticalalignment="bottom", bbox=background, parse_math=False)
+    alignment = "bottom" if y0 > size else "top"  # inside the box, if it is at the upper edge of the image
+    axes.text(x0, y0, text, fontsize=size, verticalalignment=alignment, bbox=background, parse_math=False)

@@ -62,10 +62,7 @@ class KernelPlan:
 
 
 def kernel_plan(
-    function: Callable[..., jax.Array],
-    *arguments: Any,
-    platform: str | None = None,
-    **options: Any,
+    function: Callable[..., jax.Array], *arguments: Any, platform: str | None = None, **options: Any
 ) -> KernelPlan:
     """Which kernels an operator and its gradients run for these arguments, why, and what they need.
 

@@ -99,7 +99,7 @@ def scenic_roi_align(feature: jax.Array, boxes: jax.Array, output_size: int, sam
     x, y = jnp.unstack((corner + extent * fractions).reshape(-1, 2, output_size, sampling_ratio), axis=1)
     x, y = jnp.broadcast_arrays(x[:, None, :, None, :] / width, y[:, :, None, :, None] / height)
     locations = jnp.stack([x, y], axis=-1).reshape(-1, 1, 1, sampling_ratio**2, 2)
-    weights = jnp.full(locations.shape[:-1], 1 / sampling_ratio**2, feature.dtype)
+    weights = jnp.full(locations.shape[:-1], 1 / sampling_ratio**2, boxes.dtype)
     means = _attend(feature.reshape(-1, 1, channels), locations, weights, [(height, width)])
     return means.astype(type_).reshape(len(boxes), output_size, output_size, channels)
 

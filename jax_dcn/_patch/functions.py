@@ -3,7 +3,7 @@
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -65,15 +65,16 @@ TARGETS = (
 class Found(NamedTuple):
     """What a target names; `new` calls the replacement, and `owner` is the class that keeps the function."""
 
+    target: Target
     original: Function
     new: Function
     module: ModuleType
     owner: type | None
 
 
-_found: dict[str, dict[Target, Found]] = {}  # by library, while at least one `patch` of it is not undone
+_found: dict[str, list[Found]] = {}  # by library, while at least one `patch` of it is not undone
 _count: dict[str, int] = {}  # of those
-_lock = threading.RLock()  # the modules and the two above belong to all threads
+_lock = threading.RLock()  # protects the two above and the attributes of modules
 
 
 class patch:
@@ -84,11 +85,11 @@ class patch:
     Deformable DETR and CenterNet, and in ``"jax_raft"`` that of RAFT. docs/patch.md names the functions and the
     versions that were tried, and says where they gain how much.
 
-    Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. It holds for the
-    whole process: models that exist change, too, and all modules that have imported a replaced function. So do
+    Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. A patch applies
+    to the whole process: models that exist change, too, and all modules that have imported a replaced function. So do
     functions that `jax.jit` has compiled, because all of jax's caches are cleared, here and when it is undone; so enter
-    a block once, around all calls. What `lower(...).compile()` has returned stays as it is. If a library is patched
-    several times, its functions are restored when the last `patch` is undone.
+    a block once, around all calls, and while no other thread traces. What `lower(...).compile()` has returned stays as
+    it is. If a library is patched several times, its functions are restored when the last `patch` is undone.
 
     Args:
       library: the name of a package that can be imported, one of those above.
@@ -102,8 +103,8 @@ class patch:
       RuntimeError: Keras has another backend than JAX.
 
     Warns:
-      UserWarning: the version was not tried, or some functions are not in the library or have other parameters, or
-        were replaced by others since the first `patch`. The message names these, and they stay as they are.
+      UserWarning: the version was not tried, or some functions are not in the library or have other parameters. The
+        message names these, and they stay as they are.
 
     Example:
       ::
@@ -124,12 +125,12 @@ class patch:
         if library not in LIBRARIES:
             raise ValueError(f"library must be one of {', '.join(map(repr, LIBRARIES))}, got {library!r}")
         with _lock:
-            if library not in _found:
-                found = _find(library)
+            found = _find(library)
+            if found:
                 _switch(found, on=True)
-                _found[library], _count[library] = found, 0
-            self.replaced = tuple(_replaced(library))
-            _count[library] += 1
+            _found[library] = [*_found.get(library, ()), *found]
+            _count[library] = _count.get(library, 0) + 1
+            self.replaced = tuple(str(target) for target in TARGETS if target.library == library and _is_ours(target))
         self.library = library
         self._is_undone = self._is_entered = False
 
@@ -137,45 +138,41 @@ class patch:
         """Restores the functions of the library, if no other `patch` of it is active. A second call does nothing."""
         with _lock:
             if not self._is_undone:
+                if _count[self.library] == 1:
+                    _switch(_found[self.library], on=False)
+                    del _found[self.library]
                 self._is_undone = True
                 _count[self.library] -= 1
-                if _count[self.library] == 0:
-                    _switch(_found.pop(self.library), on=False)
 
     def __enter__(self) -> Self:
-        if self._is_undone or self._is_entered:
-            state = "undone" if self._is_undone else "entered"
-            raise RuntimeError(f"patch({self.library!r}) has been {state} and cannot be entered: call `patch` again")
-        self._is_entered = True
-        return self
+        with _lock:
+            if self._is_undone or self._is_entered:
+                state = "undone" if self._is_undone else "entered"
+                raise RuntimeError(
+                    f"patch({self.library!r}) has been {state} and cannot be entered: call `patch` again"
+                )
+            self._is_entered = True
+            return self
 
     def __exit__(self, *_: object) -> None:
         self.undo()
 
 
-def _replaced(library: str) -> Iterator[str]:
-    """The names of the functions that are replaced now. Warns of those that were, and no longer are."""
-    for target, found in _found[library].items():
-        if getattr(found.module, target.function, None) is found.new:
-            yield str(target)
-        else:
-            message = f"patch({library!r}) no longer replaces {target}, as after a reload: undo it, and call it again"
-            warnings.warn(message, stacklevel=3)
+def _find(library: str) -> list[Found]:
+    """The functions in the library, which is imported, except those that are replaced already.
 
-
-def _find(library: str) -> dict[Target, Found]:
-    """The functions in the library, which is imported. Raises an error or warns if some are missing."""
+    Raises an error or warns if some are missing.
+    """
     distribution, tried, uses_keras = LIBRARIES[library]
     if find_spec(library) is None:
         raise ModuleNotFoundError(f"patch({library!r}) needs {distribution}, which is not installed", name=library)
     if uses_keras:
         _check_backend(library)
-    found = {}
-    missing = []
+    found, missing = [], []
     for target in TARGETS:
-        if target.library == library:
+        if target.library == library and not _is_ours(target):
             try:
-                found[target] = _checked(target)
+                found.append(_checked(target))
             except (ImportError, AttributeError, TypeError) as reason:
                 missing.append(f"{target} ({reason})")
     try:
@@ -183,12 +180,18 @@ def _find(library: str) -> dict[Target, Found]:
     except PackageNotFoundError:
         installed = "of an unknown version"
     not_found = f"did not find {', '.join(missing)}" if missing else "found all that it replaces"
-    if not found:
+    if not found and library not in _found:
         raise ImportError(f"patch({library!r}) {not_found} in {library} {installed}")
-    if missing or installed not in tried:
+    if missing or (installed not in tried and library not in _found):
         message = f"patch({library!r}), which was tried with {', '.join(tried)}, {not_found} in {library} {installed}"
         warnings.warn(message, stacklevel=3)
     return found
+
+
+def _is_ours(target: Target) -> bool:
+    """Whether the function is replaced. After a reload it is not."""
+    present = getattr(sys.modules.get(target.module), target.function, None)
+    return any(present is one.new for one in _found.get(target.library, ()))
 
 
 def _check_backend(library: str) -> None:
@@ -213,31 +216,39 @@ def _checked(target: Target) -> Found:
         owner = getattr(module, name)
         if attribute not in owner.__init__.__code__.co_names:
             raise AttributeError(f"{name} has no attribute {attribute}")
-    return Found(original, _calling(target.replacement), module, owner)
+    return Found(target, original, _calling(target.replacement), module, owner)
 
 
 def _calling(adapter: Function) -> Function:
-    """A new function for each target, because several targets have the same adapter, and each has its own original."""
+    """A new function for each original, because several have the same adapter, and each is restored by its own."""
     return lambda *args, **kwargs: adapter(*args, **kwargs)
 
 
-def _switch(found: dict[Target, Found], on: bool) -> None:
-    """Replaces the functions in all modules and in what keeps them, or restores them."""
-    pairs = [(one.original, one.new) if on else (one.new, one.original) for one in found.values()]
-    new = {id(old): function for old, function in pairs}
-    for module in [*sys.modules.values(), *(one.module for one in found.values())]:
+def _switch(found: list[Found], on: bool) -> None:
+    """Replaces the functions in all modules and in what keeps them, or restores them; all of them or none."""
+    try:
+        _set(found, on)
+    except BaseException:
+        _set(found, not on)
+        raise
+    finally:
+        jax.clear_caches()
+
+
+def _set(found: list[Found], on: bool) -> None:
+    new = {id(one.original if on else one.new): one.new if on else one.original for one in found}
+    for module in [*sys.modules.values(), *(one.module for one in found)]:
         if isinstance(module, ModuleType):
             for name, value in list(vars(module).items()):
                 if id(value) in new:
                     setattr(module, name, new[id(value)])
-    for target, one in found.items():
-        if one.owner and target.kept_by:
-            attribute = target.kept_by[1]
+    for one in found:
+        if one.owner and one.target.kept_by:
+            attribute = one.target.kept_by[1]
             if on:
                 setattr(one.owner, attribute, _over_instances(attribute, one.original, one.new))
-            else:
+            elif attribute in vars(one.owner):
                 delattr(one.owner, attribute)
-    jax.clear_caches()
 
 
 def _over_instances(attribute: str, original: Function, new: Function) -> property:

@@ -66,11 +66,7 @@ def require(platform: str) -> None:
 
 
 def call(
-    name: str,
-    *operands: jax.Array | None,
-    results: Sequence[ResultType],
-    aliases: Any = None,
-    **attributes: Any,
+    name: str, *operands: jax.Array | None, results: Sequence[ResultType], aliases: Any = None, **attributes: Any
 ) -> Sequence[jax.Array]:
     """The results, of these shapes and types, of the custom call `name`. Operands that are None are left out.
 

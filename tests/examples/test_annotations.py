@@ -241,11 +241,7 @@ def test_polygons(segmentation, polygons, folder, caplog):
 
 
 ENCODED = rle.merge(rle.frPyObjects([SQUARE], 10, 20))["counts"].decode()
-MASKS = [
-    [SQUARE],
-    {"size": [10, 20], "counts": run_lengths(ENCODED)},
-    {"size": [10, 20], "counts": ENCODED},
-]
+MASKS = [[SQUARE], {"size": [10, 20], "counts": run_lengths(ENCODED)}, {"size": [10, 20], "counts": ENCODED}]
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=["polygons", "run lengths", "text"])

@@ -9,7 +9,7 @@ from tests.helpers import checkpoints
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "examples/golden"
 
-# The config.json of each, as of transformers.
+# The config.json of each, in transformers' format.
 CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted(GOLDEN.glob("*.json"))}
 
 

@@ -7,9 +7,8 @@ import pathlib
 import numpy as np
 from PIL import Image
 
-FOLDER = pathlib.Path(__file__).parents[1]
-GOLDEN = FOLDER / "examples/golden/processors.npz"
-CHECKPOINTS = FOLDER / "golden/detr_training"
+GOLDEN = pathlib.Path(__file__).parents[1] / "examples/golden/processors.npz"
+CHECKPOINTS = pathlib.Path(__file__).parents[1] / "golden/detr_training"
 
 PROCESSORS = ("DeformableDetrImageProcessor", "RTDetrImageProcessor")
 IMAGES = ((30, 40), (40, 30), (33, 33), (1, 37), (37, 1), (5, 200), (23, 150))

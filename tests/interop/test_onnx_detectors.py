@@ -68,10 +68,7 @@ def rt_detr(side):
 
 
 # How to make the function that finds boxes, in pixels, and the side of its images.
-DETECTORS = {
-    "Faster R-CNN": (faster_rcnn, 64),
-    "RT-DETRv2": (rt_detr, 96),
-}
+DETECTORS = {"Faster R-CNN": (faster_rcnn, 64), "RT-DETRv2": (rt_detr, 96)}
 
 
 def box_difference(boxes, expected):

@@ -1,4 +1,1 @@
-from tests.deform_conv.conftest import (  # noqa: F401, which are fixtures of this folder too
-    fused_wherever_possible,
-    im2col_on_cpu,
-)
+from tests.deform_conv.conftest import fused_wherever_possible, im2col_on_cpu  # noqa: F401, which are fixtures of this folder too

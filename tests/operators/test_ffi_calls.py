@@ -61,10 +61,7 @@ FUNCTIONS = {
     "fused": (convolution("fused"), [X, POSITIONS, (3, 3, 4, 2), MASKS]),
     "regions": (functools.partial(jax_dcn.deform_psroi_pool, output_size=2), [X, (3, 5), (3, 2, 2, 4)]),
     "maximum": (functools.partial(jax_dcn.roi_align, output_size=2, mode="max"), [X, (3, 5)]),
-    "window": (
-        functools.partial(jax_dcn.dcnv3, kernel_size=3, padding=1, groups=2),
-        [X, POSITIONS, MASKS],
-    ),
+    "window": (functools.partial(jax_dcn.dcnv3, kernel_size=3, padding=1, groups=2), [X, POSITIONS, MASKS]),
     "levels": (
         functools.partial(jax_dcn.multi_scale_deformable_attention, spatial_shapes=((2, 3), (1, 1)), points=(1, 2)),
         [(2, 7, 2, 3), (2, 4, 2, 3, 2), (2, 4, 2, 3)],

@@ -19,6 +19,13 @@ def test_an_infinite_cotangent_reaches_what_its_bin_reads(x64):
     np.testing.assert_array_equal(infinite, np.where(np.asarray(reached) > 0, np.inf, 0))
 
 
+def test_the_last_column_of_a_wide_image():
+    """It has more columns than float32 has consecutive integers."""
+    width = 2**24 + 4
+    x, rois = jnp.zeros((1, 1, width, 1)).at[0, 0, -1].set(3), jnp.array([[0.0, width, 0, width, 0]])
+    np.testing.assert_array_equal(jax_dcn.psroi_pool(x, rois, output_size=1), 3)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_non_differentiable_points(backend, x64):
     """Regions of four pixels and one point, at 0.5 and moving by four pixels an offset of 1."""

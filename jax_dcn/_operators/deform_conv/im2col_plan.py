@@ -115,16 +115,7 @@ def gradients(requested: Mapping[str, str], all_reduced: Collection[str], proble
         images = balanced(images, most_images)
         sorted_images = images * balanced(-(-offset.shape[0] // images), most_images // images)
     choices = Im2col(
-        images,
-        rows,
-        _sms(problem),
-        columns_dtype,
-        x_dtype,
-        has_sums,
-        sorted_images,
-        sorted_rows,
-        sort_row,
-        sort_image,
+        images, rows, _sms(problem), columns_dtype, x_dtype, has_sums, sorted_images, sorted_rows, sort_row, sort_image
     )
     return {name: _planned(name, reason, choices, problem) for name, reason in requested.items()}
 

@@ -295,7 +295,6 @@ const char* Launch::CheckGlobal(Warp& warp, Access access, uint64_t address, uin
   if (allocation.is_read_only) {
     return IsWrite(access) ? "writes an operand, at" : nullptr;
   }
-  if (allocation.cells.empty()) return nullptr;
   const uint64_t first = (address - allocation.base) / kGranule;
   for (uint32_t i = 0; i < std::max(bytes / kGranule, 1u); ++i) {
     const bool is_used = used_bytes >> i * kGranule & ((1 << kGranule) - 1);
