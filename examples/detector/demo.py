@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=4, help="scenes in a step (%(default)s)")
     parser.add_argument("--validation-images", type=int, default=160, help="scenes to score (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out", "demo.png"), help="the picture (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints of an interrupted run")
     options = parser.parse_args(arguments)
     for name in ("steps", "batch_size", "validation_images"):
         if getattr(options, name) < 1:
@@ -41,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
     recipe = Recipe(options.steps, options.batch_size)
     folder = out.with_suffix("")
+    again = {"resume": options.resume, "overwrite": True}
     try:
         with locked(folder):
-            finished = train(model, recipe, folder / "checkpoints", devices=jax.devices()[:1], overwrite=True)
+            finished = train(model, recipe, folder / "checkpoints", devices=jax.devices()[:1], **again)
     except (StartError, OSError) as error:
         parser.error(str(error))
     params = jax.device_get(finished.state.params)

@@ -63,13 +63,12 @@ TARGETS = (
 
 
 class Found(NamedTuple):
-    """What a target names; `new` calls the replacement, and `owner` is the class that keeps the function."""
+    """What a `Target` names; `new` calls the replacement, and `kept_by` is the class with its attribute."""
 
-    target: Target
     original: Function
     new: Function
     module: ModuleType
-    owner: type | None
+    kept_by: tuple[type, str] | None
 
 
 _found: dict[str, list[Found]] = {}  # by library, while at least one `patch` of it is not undone
@@ -206,17 +205,17 @@ def _check_backend(library: str) -> None:
 
 def _checked(target: Target) -> Found:
     """Raises an error if the function, or the class that keeps it, is not as in the versions that were tried."""
-    module, owner = import_module(target.module), None
+    module, kept_by = import_module(target.module), None
     original: Function = getattr(module, target.function)
     theirs, ours = (", ".join(signature(function).parameters) for function in (original, target.replacement))
     if theirs != ours:
         raise TypeError(f"its parameters must be {ours}, got {theirs}")
     if target.kept_by:
         name, attribute = target.kept_by
-        owner = getattr(module, name)
-        if attribute not in owner.__init__.__code__.co_names:
+        kept_by = getattr(module, name), attribute
+        if attribute not in kept_by[0].__init__.__code__.co_names:
             raise AttributeError(f"{name} has no attribute {attribute}")
-    return Found(target, original, _calling(target.replacement), module, owner)
+    return Found(original, _calling(target.replacement), module, kept_by)
 
 
 def _calling(adapter: Function) -> Function:
@@ -243,12 +242,12 @@ def _set(found: list[Found], on: bool) -> None:
                 if id(value) in new:
                     setattr(module, name, new[id(value)])
     for one in found:
-        if one.owner and one.target.kept_by:
-            attribute = one.target.kept_by[1]
+        if one.kept_by:
+            owner, attribute = one.kept_by
             if on:
-                setattr(one.owner, attribute, _over_instances(attribute, one.original, one.new))
-            elif attribute in vars(one.owner):
-                delattr(one.owner, attribute)
+                setattr(owner, attribute, _over_instances(attribute, one.original, one.new))
+            elif attribute in vars(owner):
+                delattr(owner, attribute)
 
 
 def _over_instances(attribute: str, original: Function, new: Function) -> property:
@@ -259,7 +258,7 @@ def _over_instances(attribute: str, original: Function, new: Function) -> proper
 
     def read(instance: Any) -> Function:
         if attribute not in vars(instance):
-            raise AttributeError(f"{instance!r} has no attribute {attribute}")
+            raise AttributeError(f"{type(instance).__name__} has no attribute {attribute}")
         stored: Function = vars(instance)[attribute]
         return new if stored is original else stored
 

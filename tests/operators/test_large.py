@@ -10,8 +10,6 @@ from numpy.testing import assert_allclose
 
 import jax_dcn
 
-CHANNELS = 4096
-
 
 def convolution(x, offset):
     weight = np.random.default_rng(0).uniform(size=(1, 1, x.shape[-1], 2))
@@ -35,10 +33,10 @@ def regions(x, offset):
 # A function of arrays with one batch dimension, and the shapes of an element of each.
 CASES = {
     "rows": (rows, (2**22, 256), (2**22, 2)),
-    "images": (convolution, (1, 1, CHANNELS), (1, 1, 2)),
-    "attention": (attention, (1, 1, CHANNELS), (1, 1, 1, 1, 2), (1, 1, 1, 1)),
-    "regions": (regions, (1, 2, 2, CHANNELS // 4), (1, 1, 1, 2)),
-    "samples": (jax_dcn.grid_sample, (1, 1, CHANNELS), (1, 1, 2)),
+    "images": (convolution, (1, 1, 4096), (1, 1, 2)),
+    "attention": (attention, (1, 1, 4096), (1, 1, 1, 1, 2), (1, 1, 1, 1)),
+    "regions": (regions, (1, 2, 2, 1024), (1, 1, 1, 2)),
+    "samples": (jax_dcn.grid_sample, (1, 1, 4096), (1, 1, 2)),
 }
 
 
