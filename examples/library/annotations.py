@@ -89,7 +89,7 @@ class _Entry(NamedTuple):
         return ValueError(f"{field} of {self.kind}[{self.number}]{name} in {self.path} must be {must_be}, got {got}")
 
 
-def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
+def read(path: Path, masks: bool = False, content: Any = None) -> dict[str, list[dict[str, Any]]]:
     """The images, categories and annotations in a file, with the fields of `FIELDS`.
 
     Ids become 1, 2, ... in the order of the file, because pycocotools takes no texts and no 0. An annotation without an
@@ -98,12 +98,18 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
     mmdet. It also gets "has_mask": whether it has a `segmentation`. Each image gets "is_background": whether it has no
     annotation. Fields that are not used are logged.
 
+    content: what the file has, in COCO's format, if it is in another one. Its annotations are taken out of it.
     masks: whether each annotation must have a `segmentation`. As in Detectron2, malformed polygons are left out, and so
     are objects without any other. All such cases are counted and logged.
 
     Raises ValueError that names the file, the entry, the field, its value and what it must be.
     """
-    content = read_json(path, _with_arrays if masks else _without_segmentation)
+    change = _with_arrays if masks else _without_segmentation
+    if content is None:
+        content = read_json(path, change)
+    else:
+        content["annotations"] = list(map(change, content["annotations"]))
+    _leave_out_group(path, content)
     unusual: Counter[str] = Counter()
     unused: Counter[str] = Counter()
     numbers: Numbers = defaultdict(dict)
@@ -151,8 +157,25 @@ def read(path: Path, masks: bool = False) -> dict[str, list[dict[str, Any]]]:
 
 def read_names(path: Path) -> list[str]:
     """The names of the categories in a file, in its order. Raises ValueError as `read`."""
-    entries = _entries(path, read_json(path), defaultdict(dict), Counter(), "categories")
+    content = read_json(path)
+    _leave_out_group(path, content)
+    entries = _entries(path, content, defaultdict(dict), Counter(), "categories")
     return [category["name"] for _, category in entries]
+
+
+def _leave_out_group(path, content):
+    """Deletes the category 0 of Roboflow, which only names the group of the others, if no annotation has it."""
+    lists = [content.get(kind) for kind in ("categories", "annotations")] if isinstance(content, Mapping) else []
+    if not all(_is_list_of(lambda one: isinstance(one, Mapping), values) for values in lists):
+        return  # which is an error of its own
+    for group in lists[0] if lists else ():
+        members = [one for one in lists[0] if one is not group and one.get("supercategory") == group.get("name")]
+        is_group = members and group.get("id") == 0 and group.get("supercategory") == "none"
+        if is_group and not any(one.get("category_id") == 0 for one in lists[1]):
+            text = "%s has the category %r with the id 0, which groups others and has no object. It is left out."
+            logging.getLogger(__name__).warning(text, path, group["name"])
+            content["categories"] = [one for one in lists[0] if one is not group]
+            return
 
 
 def _without_segmentation(content):

@@ -1,4 +1,4 @@
-"""Images with annotations in the format of COCO, and the order in which a training takes them."""
+"""Images with annotations, and the order in which a training takes them."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, PHOTOMETRIC_INTERPRETATION
 from pycocotools.coco import COCO
 
-from . import classes, precision
+from . import classes, data_sets, precision
 from .annotations import read as read_annotations
 from .files import listed
 
@@ -118,13 +118,15 @@ class Dataset(NamedTuple):
         return self._replace(names=list(names), categories=categories)
 
 
-def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
-    """Reads a JSON file such as COCO's instances_train2017.json, as `annotations.read`, and looks for the images.
+def read(annotations: Path, images: Path | None = None, masks: bool = False, part: str = "train") -> Dataset:
+    """Reads a JSON file such as COCO's instances_train2017.json, or a data set of YOLO or Pascal VOC, as
+    `annotations.read`, and looks for the images.
 
-    The classes are the categories in the order of the file, as in mmdet. Raises FileNotFoundError if images are
-    missing.
+    The classes are the categories in the order of the file, as in mmdet; those of Pascal VOC are in alphabetical order.
+    images, part: as of `data_sets.find`. Raises FileNotFoundError if images are missing.
     """
-    content = read_annotations(annotations, masks)
+    annotations, folder, content = data_sets.find(annotations, images, part)
+    content = read_annotations(annotations, masks, content)
     present = {entry.name for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
     names = [image["file_name"] for image in content["images"]]
     missing = [name for name in names if name not in present and not (folder / name).is_file()]

@@ -1,20 +1,21 @@
-"""The options that all commands share which train on images with annotations in the format of COCO."""
+"""The options that all commands share which train on images with annotations."""
 
 import argparse
 import importlib.util
+import io
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from . import classes
 from .coco import Dataset, read
 from .command_line import Parser
-from .files import listed
+from .files import listed, to_json
 from .precision import indexed
 
 POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience", "count"}
@@ -37,10 +38,12 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     """The parser of such a command; checkpoint: describes that argument; steps, out: defaults."""
     parser = Parser(program, doc, distributed=True)
     add = parser.add_argument
-    add("annotations", type=Path, help="a JSON file of COCO's format")
-    add("images", type=Path, help="the folder of its images")
+    add("annotations", type=Path, help="a JSON file of COCO's format, a data.yaml of YOLO, or a folder of Pascal VOC")
+    images_help = "the folder of its images, by default that of the JSON file; of YOLO and VOC, which part is trained "
+    add("images", type=Path, nargs="?", help=f"{images_help} on, by default train")
     add("--checkpoint", type=Path, help=checkpoint)
-    add("--validation", type=Path, nargs=2, metavar=("ANNOTATIONS", "IMAGES"), help="what to compute AP on")
+    validation_help = "what to compute AP on, named in the same way; the default part is val"
+    add("--validation", type=Path, nargs="+", metavar=("ANNOTATIONS", "IMAGES"), help=validation_help)
     add("--best", metavar="SCORE", help="the score that decides which weights are kept as the best; by default AP")
     add("--patience", type=int, metavar="N", help="stop when that score has not risen for N evaluations")
     add("--evaluate-only", action="store_true", help="train nothing, and compute the AP of the checkpoint")
@@ -91,6 +94,8 @@ def checked_recipe(
 def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
     """As `checked_recipe`, for the options of `training_parser`, which must also fit together."""
     given = checked_recipe(parser, options, recipe)
+    if options.validation and len(options.validation) > 2:
+        parser.error(f"--validation takes ANNOTATIONS and IMAGES, got {' '.join(map(str, options.validation))}")
     if given.get("warmup", 0) > options.steps:
         parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
     if options.devices and options.devices > jax.local_device_count():
@@ -115,14 +120,36 @@ def choose_best(parser: argparse.ArgumentParser, options: argparse.Namespace, sc
         parser.error(f"--best must be one of {', '.join(scores)}, got {options.best}")
 
 
+class _Converted(NamedTuple):
+    """Annotations that are in no file of their own; `files.digest` reads them as it reads one."""
+
+    dataset: Dataset
+
+    def is_dir(self) -> bool:
+        return False
+
+    def open(self, mode: str) -> io.BytesIO:
+        found = self.dataset.annotations
+        return io.BytesIO(to_json([found.imgs, found.anns, found.cats], default=repr).encode())
+
+
+def _read(path, images, masks, part):
+    """A data set, and the paths of its annotations and images for `trainer.run`."""
+    dataset = read(path, images, masks, part)
+    return dataset, (dataset.path if dataset.path.suffix == ".json" else _Converted(dataset), dataset.folder)
+
+
 def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset, Dataset | None]:
     """The data to train on and, if given, those to validate with, whose classes are those of the others; as by `read`.
 
     Prints which images and objects are not trained on. Raises ValueError if there are no objects to train on, or to
     find in the validation images.
     """
-    dataset = read(options.annotations, options.images, masks)
-    validation = read(*options.validation, masks) if options.validation else None
+    dataset, (options.annotations, options.images) = _read(options.annotations, options.images, masks, "train")
+    validation = None
+    if options.validation:
+        path, images = (*options.validation, None)[:2]
+        validation, options.validation = _read(path, images, masks, "val")
     if validation and not options.evaluate_only:
         validation = validation.with_classes(dataset.names)
     used = [data for data in (not options.evaluate_only and dataset, validation) if data]

@@ -9,15 +9,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 from pycocotools import mask as rle
 
 from examples.detr import data as detr
 from examples.detr.train import check_counts, print_small_objects
 from examples.library import precision
-from examples.library.annotations import FIELDS, REQUIRED, run_lengths
+from examples.library.annotations import FIELDS, REQUIRED, read_names, run_lengths
 from examples.library.coco import ImageError, read
+from examples.library.files import digest
 from examples.library.options import read_data
 from examples.rcnn import coco as rcnn
 
@@ -448,3 +449,183 @@ def test_data_without_objects(folder):
     for options.evaluate_only in (True, False):
         with pytest.raises(ValueError, match=r"no object in .*annotations.json has a mask, apart from crowds: pass"):
             read_data(options, masks=True)
+
+
+BOXES = {"a.png": [("cat", 1, 2, 8, 6), ("dog", 3, 0, 17, 10)], "b.jpg": [("dog", 0, 4, 10, 12)], "c.png": []}
+NAMES = ["cat", "dog"]
+YAML = "path: .\ntrain: ../train/images\nval: [valid/images]\nnames: [cat, dog]\n"
+VOC = """<annotation><filename>{}</filename><size><width>{}</width><height>{}</height></size>{}</annotation>"""
+OBJECT = (
+    """<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"""
+)
+
+
+def write_images(folder):
+    """Images of 20 x 10 pixels, one of which its EXIF data turns."""
+    folder.mkdir(parents=True)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name in BOXES:
+        Image.new("RGB", (20, 10)).save(folder / name, **({"exif": turned} if name == "b.jpg" else {}))
+
+
+@pytest.fixture
+def data_sets(tmp_path):
+    """The same images and objects in each format: the path of annotations, and of COCO the images."""
+    coco, yolo, voc = (tmp_path / name for name in ("coco", "yolo", "voc"))
+    images, annotations = [], []
+    for folder in (coco, yolo / "train/images", yolo / "valid/images", voc / "JPEGImages"):
+        write_images(folder)
+    for folder in (yolo / "train/labels", voc / "Annotations", voc / "ImageSets/Main"):
+        folder.mkdir(parents=True)
+    for image, boxes in BOXES.items():
+        width, height = (10, 20) if image == "b.jpg" else (20, 10)
+        images.append({"id": image, "file_name": image, "width": width, "height": height})
+        lines, objects = [], []
+        for name, x0, y0, x1, y1 in boxes:
+            one = {"id": len(annotations), "image_id": image, "category_id": NAMES.index(name) + 1}
+            annotations.append(one | {"bbox": [x0, y0, x1 - x0, y1 - y0]})
+            corners = x0 / width, y0 / height, x1 / width, y1 / height
+            sides = (x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height
+            polygon = *corners[:2], corners[2], corners[1], *corners[2:], corners[0], corners[3]
+            lines.append(" ".join(map(str, [NAMES.index(name), *(polygon if name == "cat" else sides)])))
+            objects.append(OBJECT.format(name, x0 + 1, y0 + 1, x1, y1))
+        stem = image.partition(".")[0]
+        if image != "c.png":
+            (yolo / f"train/labels/{stem}.txt").write_text("\n".join(lines) + "\n")
+        (voc / f"Annotations/{stem}.xml").write_text(VOC.format(image, width, height, "".join(objects)))
+    (voc / "ImageSets/Main/train.txt").write_text("a\nb\nc\n")
+    (yolo / "data.yaml").write_text(YAML)
+    categories = [{"id": 0, "name": "pets", "supercategory": "none"}]
+    categories += [{"id": number, "name": name, "supercategory": "pets"} for number, name in enumerate(NAMES, 1)]
+    content = {"images": images, "categories": categories, "annotations": annotations}
+    (coco / "_annotations.coco.json").write_text(json.dumps(content))
+    return {"coco": coco, "yolo": yolo / "data.yaml", "voc": voc}
+
+
+def options_of(path, *validation):
+    """Of a training on all images."""
+    options = argparse.Namespace(annotations=path, images=None, validation=validation, evaluate_only=False)
+    options.background, options.objects, options.no_mirror = True, None, False
+    return options
+
+
+def test_data_sets_of_other_formats(data_sets, caplog):
+    """Each gives the same batches, whose boxes fit the image that EXIF data turns."""
+    found = {}
+    for kind, path in data_sets.items():
+        options = options_of(path)
+        dataset, _ = read_data(options)
+        assert dataset.names == NAMES and options.images == dataset.folder
+        loading = detr.Loading(((32, 32),), 3, augmented=False, background=True)
+        (found[kind],) = detr.training_batches(dataset, loading, range(1))
+    for batch in found.values():
+        jax.tree.map(lambda *both: assert_allclose(*both, atol=1e-6), batch, found["coco"])
+        assert sorted((batch.targets.labels >= 0).sum(1)) == [0, 1, 2]
+    groups = "category 'pets' with the id 0, which groups others and has no object. It is left out."
+    assert [groups in message for message in caplog.messages] == [True]
+    assert read_names(data_sets["coco"] / "_annotations.coco.json") == NAMES
+    with_mask = read(data_sets["yolo"]).annotations.anns
+    assert [one["has_mask"] for one in with_mask.values()] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "change", [{"category_id": 0}, {"supercategory": "thing"}, {"id": 7}], ids=["used", "of no group", "of another id"]
+)
+def test_categories_that_are_kept(change, folder):
+    made = content(**{name: value for name, value in change.items() if name == "category_id"})
+    group = {"id": 0, "name": "pets", "supercategory": "none"}
+    made["categories"] = [group | {name: change[name] for name in change if name in group}]
+    made["categories"].append({"id": 3, "name": "cat", "supercategory": "pets"})
+    assert read(*written(folder, made)).names == ["pets", "cat"]
+    del made["annotations"][1]
+    made["categories"][0] = group | {"name": "cat"}
+    made["categories"][1]["supercategory"] = "cat"
+    assert read(*written(folder, made)).categories == [1]
+
+
+def test_parts_of_data_sets(data_sets):
+    """Validation has the part val by default. What a run must not change follows from the annotations of its part."""
+    yolo, voc = data_sets["yolo"], data_sets["voc"]
+    (yolo.parent / "valid/labels").mkdir()
+    (yolo.parent / "valid/labels/c.txt").write_text("1 0.5 0.5 0.5 0.5")
+    (voc / "ImageSets/Main/val.txt").write_text("b")
+    for path, counts in ((yolo, [0, 0, 1]), (voc, [1])):
+        options, same = options_of(path, path), options_of(path, path, "train")
+        assert [data.counts for data in read_data(options)] == [[2, 1, 0], counts]
+        read_data(same)
+        digests = [digest(one) for one in (options.annotations, options.validation[0], same.validation[0])]
+        assert digests[0] == digests[2] != digests[1]
+
+
+REFUSED = [
+    ("yolo/train/labels/a.txt", "0 .5 .5 .5", r"a.txt:1 must have a class and a box or the corners .*, got 4 numbers"),
+    ("yolo/train/labels/a.txt", "\n0 .5 .5 .5 .5 .9", r"a.txt:2 must have a class and a box .*, got 6 numbers"),
+    (
+        "yolo/train/labels/a.txt",
+        "0 .5 .5 nan .5",
+        r"a.txt:1 must have coordinates as fractions .*, got \[0.5, 0.5, nan",
+    ),
+    ("yolo/train/labels/a.txt", "0 120 50 20 10", r"a.txt:1 must have coordinates as fractions .*, got \[120.0"),
+    ("yolo/train/labels/a.txt", "cat .5 .5 .5 .5", "a.txt:1 must have only numbers: .*'cat'"),
+    (
+        "yolo/train/labels/a.txt",
+        "2 .5 .5 .5 .5",
+        r"category_id of .* \(id .*a.txt:1\) .* must be an id of cat.*, got 2",
+    ),
+    (
+        "yolo/train/labels/a.txt",
+        "0.5 .5 .5 .5 .5",
+        r"category_id of .* \(id .*a.txt:1\) in .*data.yaml must be .*got 0.5",
+    ),
+    ("yolo/train/images/a.png", "text", "a.png must be an image: cannot identify"),
+    ("yolo/data.yaml", YAML.replace("../train", "../tests"), "data.yaml names '../tests/images', which must exist"),
+    ("yolo/data.yaml", YAML.replace("train:", "test:"), "data.yaml must have a path .* 'train', got 'path', 'test'"),
+    ("yolo/data.yaml", "train: [", "data.yaml must be YAML: "),
+    ("yolo/data.yaml", YAML.replace("[cat, dog]", "2"), "names in .*data.yaml must be a list of names .*, got 2"),
+    ("yolo/data.yaml", YAML.replace("../train/images", "train/labels"), "data.yaml must name images, got none"),
+    ("yolo/data.yaml", YAML.replace("train/", "valid/"), "must have objects, got none in 3 .* in .*valid/labels/a.txt"),
+    ("voc/Annotations/a.xml", "<annotation>", "a.xml must be XML: no element found"),
+    ("voc/Annotations/a.xml", VOC.format("a.png", 20, 10, "<object><name>cat</name></object>"), "a.xml, object 1 must"),
+    (
+        "voc/Annotations/a.xml",
+        VOC.format("", 9, 9, OBJECT.format("a", 1, 1, "x", 3)),
+        "a.xml, object 1 must have a bndb",
+    ),
+    ("voc/Annotations/a.xml", VOC.format("", 9, 9, OBJECT.format(" ", 1, 1, 3, 3)), "a.xml, object 1 must have a name"),
+    (
+        "voc/Annotations/a.xml",
+        VOC.format("", 9.5, 9, ""),
+        r"width of images\[0\] \(id a.png\) in .*voc must be .*, got 9.5",
+    ),
+    ("voc/ImageSets/Main/train.txt", "d", "No such file .*Annotations/d.xml"),
+    ("voc/ImageSets/Main/train.txt", None, "voc must have the part 'train' in ImageSets/Main, which has nothing"),
+    ("voc/JPEGImages/a.png", None, "must have the images of .*voc, but lacks 'a.png'"),
+    ("coco/_annotations.coco.json", None, "coco must be a file of annotations or a folder with a data.yaml, "),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "message"), REFUSED)
+def test_data_sets_that_are_refused(file, text, message, data_sets, tmp_path):
+    (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
+    with pytest.raises((OSError, ValueError), match=message):
+        read(data_sets[file.partition("/")[0]])
+
+
+def test_what_other_formats_may_have(data_sets, tmp_path, caplog):
+    """Difficult objects, sizes that are missing, names by numbers, points, lists of images, and files side by side."""
+    objects = OBJECT.format("dog", 1, 1, 4, 4).replace("<bnd", "<difficult>1</difficult><bnd")
+    (tmp_path / "voc/Annotations/b.xml").write_text(VOC.format("other name", 0, "", objects))
+    dataset = read(data_sets["voc"])
+    assert dataset.counts == [2, 0, 0] and dataset.background_images == [3]
+    assert dataset.annotations.imgs[2]["height"] == 20 and "has crowds (1)" in caplog.text
+    text = "names: {1: dog, 0: 7}\ntrain: [train.txt]\nkpt_shape: [2, 3]\n"
+    data_sets["yolo"].write_text(text)
+    (tmp_path / "yolo/train.txt").write_text("./train/images/b.jpg\n\ntrain/images/a.png\n")
+    (tmp_path / "yolo/train/labels/b.txt").write_text("1.0 .5 .5 .5 1.001 9 9 1 9 9 2")
+    dataset = read(data_sets["yolo"].parent)
+    assert dataset.names == ["7", "dog"] and dataset.counts == [1, 2]
+    assert_array_equal(dataset.objects(1)[0]["corners"], [2.5, 0, 7.5, 20])
+    for file in (tmp_path / "voc/Annotations").iterdir():
+        file.rename(tmp_path / "voc/JPEGImages" / file.name)
+    assert read(tmp_path / "voc/JPEGImages").counts == [2, 0, 0]
