@@ -215,6 +215,10 @@ WRONG_MAP = [
     ({"batch_dims": 2, "input": ones((1, 2, 5, 6))}, ValueError, ["coordinates must", "(1, 2) of input", "(3,)"]),
     ({"order": 6}, ValueError, ["order must", "0, 1", "6"]),
     ({"mode": "edge"}, ValueError, ["mode must", "'mirror'", "'edge'"]),
+    ({"mode": "grid-wrap"}, ValueError, ["mode must be 'wrap'", "'grid-wrap'"]),
+    ({"cval": ones(2)}, ValueError, ["cval must", "without dimensions", "(2,)"]),
+    ({"cval": 256, "input": zeros((5, 6), jnp.uint8)}, ValueError, ["cval must be from 0 to 255", "uint8", "256"]),
+    ({"cval": jnp.nan, "input": zeros((5, 6), int)}, ValueError, ["cval must be from", "int32", "nan"]),
 ]
 
 

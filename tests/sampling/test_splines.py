@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 from jax.test_util import check_grads
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import jax_dcn
 from tests.helpers.slow import slow_unless
@@ -53,14 +53,48 @@ def test_float32_far_from_the_first_pixel(backend):
     assert_allclose(found, scipy.ndimage.map_coordinates(image, [at], order=3, mode="mirror"), rtol=0, atol=3e-3)
 
 
-def test_integers():
-    """Splines overshoot, so they are clipped. Coordinates of 8 bits do not overflow."""
-    image = np.repeat(np.array([0, 255], np.uint8), 5)
-    at = np.linspace(0, 9, 50)
-    found = jax_dcn.map_coordinates(image, [at], 3, "mirror")
-    expected = scipy.ndimage.map_coordinates(image.astype(float), [at], order=3, mode="mirror")
-    assert expected.min() < -20 and expected.max() > 275
-    assert_allclose(found, expected.round().clip(0, 255))
+TYPES = [bool, *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
+
+
+@pytest.mark.parametrize("mode", [slow_unless(mode == "wrap", mode) for mode in SCIPY_MODES])
+@pytest.mark.parametrize("order", [slow_unless(order in (0, 1, 3), order) for order in range(6)])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_types_without_fractions(dtype, order, mode):
+    """Near their limits, which splines exceed: there they are clipped. Order 0 gives the pixels themselves."""
+    low, high = (0, 1) if dtype is bool else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    random = np.random.default_rng(0)
+    image = random.choice(np.array([low, high, high - 1, low + 1, high // 3], dtype), 40)
+    at = random.integers(-9 * 64, 49 * 64, 200) / 64 + 1 / 128  # exact in float32, and no half
+    cval = high - 1
+    with jax.enable_x64(np.dtype(dtype).itemsize > 4):
+        found = np.asarray(jax_dcn.map_coordinates(image, [at], order, mode, cval))
+        exact = 2.0 ** (-44 if jax.config.jax_enable_x64 else -15) * float(high)
+    assert found.dtype == dtype
+    numbers = np.arange(40.0) if order == 0 else image.astype(float)
+    name = "grid-constant" if order < 2 and mode == "constant" else SCIPY_MODES[mode]
+    expected = scipy.ndimage.map_coordinates(numbers, [at], order=order, mode=name, cval=-1 if order == 0 else cval)
+    if order == 0:
+        with_cval = np.append(image, np.array(cval, dtype))
+        assert_array_equal(found, with_cval[expected.astype(int)])
+    elif dtype is bool:
+        assert_array_equal(found, expected >= 0.5)
+    else:
+        assert order == 1 or (expected.min() < low and expected.max() > high)
+        assert_allclose(found.astype(float), expected.clip(low, high), rtol=0, atol=0.5 + exact)
+
+
+def test_limits_of_types():
+    """A float32 of the largest int32 is above it, and its samples are not."""
+    for dtype in (np.int32, np.uint32):
+        limits = np.iinfo(dtype)
+        image = np.array([limits.min, limits.max], dtype)
+        for order in range(6):
+            found = np.asarray(jax_dcn.map_coordinates(image, [np.array([0.0, 1.0])], np.int64(order), "nearest"))
+            assert_allclose(found, image, rtol=2**-20, atol=2**-20 * limits.max)
+            assert found[1] == limits.max or order > 1
+
+
+def test_coordinates_of_8_bits():
     found = jax_dcn.map_coordinates(np.arange(300.0), [np.array([254, 255], np.uint8)], 1, cval=-1.0)
     assert_allclose(found, [254, 255])
 

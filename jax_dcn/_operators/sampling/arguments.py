@@ -34,6 +34,7 @@ MODES: dict[str, Outside] = {
     "mirror": "mirror",
     "reflect": "reflect",
 }
+SCIPY_NAMES = {"grid-wrap": "wrap", "grid-mirror": "reflect"}  # SciPy's "wrap" is another mode
 
 
 class Operands(NamedTuple, Generic[A]):

@@ -1,11 +1,12 @@
 """The public functions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
@@ -14,6 +15,7 @@ from jax_dcn._operators.sampling.arguments import (
     MAX_AXES,
     MODES,
     ORDERS,
+    SCIPY_NAMES,
     CanonicalCall,
     canonicalize_coordinates,
     canonicalize_grid,
@@ -174,7 +176,9 @@ def map_coordinates(
 
     Args:
       input: [batch, sizes] or [batch, sizes, channels], with no batch by default, and one to three sizes; floats,
-        integers or complex numbers. The samples of integers are rounded, halves away from zero.
+        integers, bool or complex numbers. The samples of integers are rounded, halves away from zero, and clipped to
+        the limits of their type; those of bool are True from 0.5 on. Orders 1 to 5 compute them in float32, or in
+        float64 with `jax_enable_x64`; order 0 has the integers themselves.
       coordinates: an array or a sequence of arrays, one for each of the one to three axes, of shapes that broadcast to
         that of the points; float32, float64 or integers. With `batch_dims` they broadcast to [batch, points], or to a
         shape with 1 in place of a dimension of the batch: then its images have the same points.
@@ -202,7 +206,10 @@ def map_coordinates(
       Array([[ 3.5],
              [-8.5]], dtype=float32)
     """
+    order = _validation.natural("order", order)
     _validation.choice("order", order, (*ORDERS, *SPLINE_ORDERS))
+    if mode in SCIPY_NAMES:
+        raise ValueError(f"mode must be {SCIPY_NAMES[mode]!r} for SciPy's {mode!r}")
     _validation.choice("mode", mode, tuple(MODES))
     _validation.choice("backend", backend, _validation.BACKENDS)
     batch_dims = _validation.natural("batch_dims", batch_dims)
@@ -217,7 +224,7 @@ def map_coordinates(
         )
     shape = shape_of_coordinates(listed, array.shape[:batch_dims])
     shared = [axis for axis in range(batch_dims) if shape[axis] == 1]
-    sample = partial(_of_floats, order=order, mode=mode, cval=cval, backend=backend)
+    sample = partial(_of_any_type, order=order, mode=mode, cval=cval, backend=backend)
     for axis in reversed(range(batch_dims)):
         sample = jax.vmap(sample, in_axes=(0, None if axis in shared else 0))
     x = array if num_channel_axes else array[..., None]
@@ -225,23 +232,69 @@ def map_coordinates(
     return sampled if num_channel_axes else sampled[..., 0]
 
 
+def _of_any_type(
+    x: jax.Array, coordinates: list[jax.Array], order: int, mode: str, cval: ArrayLike, backend: Any
+) -> jax.Array:
+    """The samples of x with channels, which are sampled as one or more channels of floats each."""
+    encode, decode = _channels_of_floats(x.dtype, order)
+    fills: ArrayLike = 0.0
+    if not _is_zero(cval):
+        fills = encode(jnp.full(x.shape[-1:], _fill(cval, x.dtype)))
+    return decode(_of_floats(encode(x), coordinates, order, mode, fills, backend))
+
+
+def _channels_of_floats(dtype: Any, order: int) -> tuple[Callable[[jax.Array], jax.Array], ...]:
+    """A function from arrays [..., C] of this type to floats [..., n · C], and one from samples of these back."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return (
+            lambda array: jnp.concatenate([array.real, array.imag], -1),
+            lambda sampled: lax.complex(*jnp.split(sampled, 2, -1)),
+        )
+    if jnp.issubdtype(dtype, jnp.floating):
+        return (lambda array: _validation.array("input", array)), (lambda sampled: sampled)
+    words = dtype.itemsize // 2
+    if order == 0 and words > 1:  # float32 does not hold all integers of these types, but all words of 16 bits
+        return (
+            lambda array: reshape(
+                lax.bitcast_convert_type(array, jnp.uint16), (*array.shape[:-1], words * array.shape[-1])
+            ).astype(jnp.float32),
+            lambda sampled: lax.bitcast_convert_type(
+                reshape(sampled.astype(jnp.uint16), (*sampled.shape[:-1], sampled.shape[-1] // words, words)), dtype
+            ),
+        )
+    return (lambda array: array.astype(jnp.result_type(float))), partial(_rounded, dtype=dtype)
+
+
+def _rounded(sampled: jax.Array, dtype: Any) -> jax.Array:
+    """Integers next to samples, halves away from zero, and the limits of the type for those outside; 0 for NaN."""
+    rounded = lax.round(sampled)
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return rounded > 0
+    limits = jnp.iinfo(dtype)
+    # The largest integers of a wide type are no floats, and round up to one that the type does not have.
+    inside = jnp.clip(rounded, float(limits.min), float(limits.max)).astype(dtype)
+    return jnp.where(rounded >= float(limits.max), jnp.asarray(limits.max, dtype), inside)
+
+
+def _fill(cval: ArrayLike, dtype: Any) -> jax.Array:
+    """cval as an array of this type."""
+    if jnp.ndim(cval):
+        raise ValueError(f"cval must be a number or an array without dimensions, got shape {jnp.shape(cval)}")
+    if jnp.issubdtype(dtype, jnp.integer) and not isinstance(cval, jax.core.Tracer):
+        limits = jnp.iinfo(dtype)
+        if not limits.min <= np.asarray(cval) <= limits.max:
+            raise ValueError(f"cval must be from {limits.min} to {limits.max} for input of type {dtype}, got {cval}")
+    return jnp.asarray(cval, dtype)
+
+
+def _is_zero(value: ArrayLike) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
 def _of_floats(
     x: jax.Array, coordinates: list[jax.Array], order: int, mode: str, cval: ArrayLike, backend: Any
 ) -> jax.Array:
-    """The samples of x with channels, of any type."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        both = jnp.concatenate([x.real, x.imag], -1)
-        cval = jnp.asarray(cval, x.dtype)
-        fills = jnp.concatenate([jnp.full(x.shape[-1], part) for part in (cval.real, cval.imag)])
-        real, imaginary = jnp.split(_of_floats(both, coordinates, order, mode, fills, backend), 2, -1)
-        return lax.complex(real, imaginary)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        wide = x.astype(jnp.result_type(float))
-        sampled = _of_floats(wide, coordinates, order, mode, jnp.asarray(cval, x.dtype).astype(wide.dtype), backend)
-        limits = jnp.iinfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else None  # which splines may exceed
-        rounded = lax.round(sampled)
-        return (jnp.clip(rounded, limits.min, limits.max) if limits else rounded).astype(x.dtype)
-    x = _validation.array("input", x)
+    """The samples of x with channels, of a floating type; cval may be one for each channel."""
     if order in SPLINE_ORDERS:
         if 0 in x.shape[: len(coordinates)]:
             raise ValueError(f"input must have pixels along each axis for order={order}, got shape {x.shape[:-1]}")
@@ -250,7 +303,7 @@ def _of_floats(
             return _sample(canonicalize_coordinates(found, positions, order=1, outside=outside), backend)
 
         return interpolate(x, coordinates, order, mode, cval, sample)
-    if mode in ("constant", "grid-constant") and not (isinstance(cval, int | float) and cval == 0):
+    if mode in ("constant", "grid-constant") and not _is_zero(cval):
         # Every pixel outside is one of those that are added around the image.
         frame = [(1, 1)] * len(coordinates) + [(0, 0)]
         around = jnp.pad(jnp.ones(x.shape[:-1], bool), frame[:-1])[..., None]
