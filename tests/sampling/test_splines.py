@@ -94,6 +94,15 @@ def test_limits_of_types():
             assert found[1] == limits.max or order > 1
 
 
+def test_bool_is_false_far_below_zero():
+    mask = np.random.default_rng(0).random((6, 6, 6)) > 0.5
+    at = np.random.default_rng(1).uniform(0, 5, (3, 20_000)).astype("float32")
+    expected = scipy.ndimage.map_coordinates(mask.astype(float), at, order=3)
+    assert expected.min() < -0.5
+    differs = np.asarray(jax_dcn.map_coordinates(mask, at, 3)) != (expected >= 0.5)
+    assert_allclose(expected[differs], 0.5, atol=1e-5)
+
+
 def test_coordinates_of_8_bits():
     found = jax_dcn.map_coordinates(np.arange(300.0), [np.array([254, 255], np.uint8)], 1, cval=-1.0)
     assert_allclose(found, [254, 255])

@@ -271,7 +271,7 @@ def _rounded(sampled: jax.Array, dtype: Any) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.bool_):
         return rounded > 0
     limits = jnp.iinfo(dtype)
-    # The largest integers of a wide type are no floats, and round up to one that the type does not have.
+    # XLA does not define the integer of a float outside the type, and the float of limits.max may be outside.
     inside = jnp.clip(rounded, float(limits.min), float(limits.max)).astype(dtype)
     return jnp.where(rounded >= float(limits.max), jnp.asarray(limits.max, dtype), inside)
 
