@@ -32,9 +32,9 @@ def find(path: Path, images: Path | None, part: str) -> tuple[Path, Path, Conten
     """
     path = next((path / name for name in INSIDE if (path / name).is_file()), path)
     if path.suffix in (".yaml", ".yml"):
-        entries, categories = _yolo(path, str(images or part))
+        entries, names = _yolo(path, str(images or part))
     elif path.is_dir():
-        entries, categories = _voc(path, images and str(images), part)
+        entries, names = _voc(path, images and str(images), part)
     else:
         return path, images or path.parent, None
     found = list(entries)
@@ -46,10 +46,9 @@ def find(path: Path, images: Path | None, part: str) -> tuple[Path, Path, Conten
         name = os.path.relpath(image, folder)
         content["images"].append({"id": name, "file_name": name, "width": size[0], "height": size[1]})
         content["annotations"] += [one | {"image_id": name} for one in annotations]
-    names = categories or {name: name for name in sorted({one["category_id"] for one in content["annotations"]})}
     content["categories"] = [{"id": number, "name": name} for number, name in names.items()]
     if not content["annotations"]:
-        expected = f"; labels of {found[0][0]} would be in {_labels(found[0][0])}" if categories else ""
+        expected = f"; labels of {found[0][0]} would be in {_labels(found[0][0])}" if path.is_file() else ""
         raise ValueError(f"{path} must have objects, got none in {len(found)} images{expected}")
     return path, folder, content
 
@@ -145,13 +144,14 @@ def _yolo_object(place, fields, size, has_points):
 
 
 def _voc(path, part, usual):
-    """The images of a data set of Pascal VOC with their sizes and annotations, and no names of categories."""
+    """The images of a part of a data set of Pascal VOC with their sizes and annotations, and the names of all parts."""
 
     def first(*names):
         return next((path / name for name in names if (path / name).is_dir()), path)
 
     annotations, images = first("Annotations", "annotations"), first("JPEGImages", "images")
     lists, files = path / "ImageSets/Main", sorted(annotations.glob("*.xml"))
+    names = sorted({name for file in files for name in map(_name, _root(file).iterfind("object")) if name})
     if not files:
         expected = "a data.yaml, an _annotations.coco.json or files .xml of Pascal VOC"
         raise FileNotFoundError(f"{path} must be a file of annotations or a folder with {expected}")
@@ -163,15 +163,23 @@ def _voc(path, part, usual):
         files = [annotations / f"{line.strip()}.xml" for line in read_text(chosen).splitlines() if line.strip()]
     present = sorted(image for image in images.iterdir() if image.suffix.lower() in SUFFIXES)
     by_name = {image.stem: image for image in present}
-    return (_voc_image(file, by_name, images) for file in files), None
+    return (_voc_image(file, by_name, images) for file in files), dict(zip(names, names, strict=True))
+
+
+def _root(file: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.parse(file).getroot()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{file} must be XML: {error}") from error
+
+
+def _name(one: ElementTree.Element) -> str:
+    return (one.findtext("name") or "").strip()
 
 
 def _voc_image(file, by_name, images):
     """The image of a file, its size and its annotations."""
-    try:
-        root = ElementTree.parse(file).getroot()
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{file} must be XML: {error}") from error
+    root = _root(file)
     image = by_name.get(file.stem) or images / (root.findtext("filename") or f"{file.stem}.jpg").strip()
     width, height = (_number(root.findtext(f"size/{side}")) for side in ("width", "height"))
     size = (width, height) if width > 0 and height > 0 else _size(image)
@@ -180,10 +188,9 @@ def _voc_image(file, by_name, images):
 
 def _voc_objects(file, root) -> Iterator[dict[str, Any]]:
     """The annotations in a file. Pixels are counted from 1, and a box has its last one, as Detectron2 reads them."""
-    for number, one in enumerate(root.iter("object"), 1):
+    for number, one in enumerate(root.iterfind("object"), 1):
         x0, y0, x1, y1 = (_number(one.findtext(f"bndbox/{edge}")) for edge in EDGES)
-        name = (one.findtext("name") or "").strip()
-        place = f"{file}, object {number}"
+        name, place = _name(one), f"{file}, object {number}"
         if not name:
             raise ValueError(f"{place} must have a name")
         if not all(map(math.isfinite, (x0, y0, x1, y1))):

@@ -549,13 +549,14 @@ def test_parts_of_data_sets(data_sets):
     yolo, voc = data_sets["yolo"], data_sets["voc"]
     (yolo.parent / "valid/labels").mkdir()
     (yolo.parent / "valid/labels/c.txt").write_text("1 0.5 0.5 0.5 0.5")
-    (voc / "ImageSets/Main/val.txt").write_text("b")
+    (voc / "ImageSets/Main/val.txt").write_text("b")  # without an object of the class cat
     for path, counts in ((yolo, [0, 0, 1]), (voc, [1])):
         options, same = options_of(path, path), options_of(path, path, "train")
         assert [data.counts for data in read_data(options)] == [[2, 1, 0], counts]
         read_data(same)
         digests = [digest(one) for one in (options.annotations, options.validation[0], same.validation[0])]
         assert digests[0] == digests[2] != digests[1]
+        assert read(path, part="val").names == NAMES
 
 
 REFUSED = [
