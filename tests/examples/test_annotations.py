@@ -19,7 +19,7 @@ from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, read_names, run_lengths
 from examples.library.coco import ImageError, read
 from examples.library.files import digest
-from examples.library.options import read_data
+from examples.library.options import checked, read_data, training_parser
 from examples.rcnn import coco as rcnn
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -530,18 +530,29 @@ def test_data_sets_of_other_formats(data_sets, caplog):
 
 
 @pytest.mark.parametrize(
-    "change", [{"category_id": 0}, {"supercategory": "thing"}, {"id": 7}], ids=["used", "of no group", "of another id"]
+    ("group", "member", "object_of"),
+    [({}, {}, 0), ({"supercategory": "thing"}, {}, 3), ({"id": 7}, {}, 3), ({}, {"supercategory": "none"}, 3)],
+    ids=["used", "in a group", "with another id", "without members"],
 )
-def test_categories_that_are_kept(change, folder):
-    made = content(**{name: value for name, value in change.items() if name == "category_id"})
-    group = {"id": 0, "name": "pets", "supercategory": "none"}
-    made["categories"] = [group | {name: change[name] for name in change if name in group}]
-    made["categories"].append({"id": 3, "name": "cat", "supercategory": "pets"})
+def test_categories_that_are_kept(group, member, object_of, folder):
+    made = content(category_id=object_of)
+    made["categories"] = [{"id": 0, "name": "pets", "supercategory": "none"} | group]
+    made["categories"].append({"id": 3, "name": "cat", "supercategory": "pets"} | member)
     assert read(*written(folder, made)).names == ["pets", "cat"]
-    del made["annotations"][1]
-    made["categories"][0] = group | {"name": "cat"}
-    made["categories"][1]["supercategory"] = "cat"
-    assert read(*written(folder, made)).categories == [1]
+
+
+def test_a_group_with_the_name_of_its_class(folder):
+    made = content()
+    names = {"name": "cat", "supercategory": "cat"}
+    made["categories"] = [names | {"id": 0, "supercategory": "none"}, names | {"id": 3}]
+    assert read(*written(folder, made)).names == ["cat"]
+
+
+def test_validation_of_too_many_paths(capsys):
+    parser = training_parser("program", "", "", steps=1, out="out")
+    with pytest.raises(SystemExit):
+        checked(parser, parser.parse_args(["data.yaml", "--no-cache", "--validation", "a", "b", "c"]), {})
+    assert "--validation takes ANNOTATIONS and IMAGES, got a b c" in capsys.readouterr().err
 
 
 def test_parts_of_data_sets(data_sets):
@@ -579,7 +590,7 @@ REFUSED = [
         "0.5 .5 .5 .5 .5",
         r"category_id of .* \(id .*a.txt:1\) in .*data.yaml must be .*got 0.5",
     ),
-    ("yolo/train/images/a.png", "text", "a.png must be an image: cannot identify"),
+    ("yolo/train/images/a.png", "text", "a.png must be an image: "),
     ("yolo/data.yaml", YAML.replace("../train", "../tests"), "data.yaml names '../tests/images', which must exist"),
     ("yolo/data.yaml", YAML.replace("train:", "test:"), "data.yaml must have a path .* 'train', got 'path', 'test'"),
     ("yolo/data.yaml", "train: [", "data.yaml must be YAML: "),
