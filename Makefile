@@ -27,7 +27,7 @@ test: .venv/installed .venv/tools
 
 # What `make test` leaves to continuous integration: among others, which GPUs the built module has code for.
 test-slow: .venv/cuda .venv/gpu-compiler .venv/published
-	$(PYTEST) -m "slow and not thorough"
+	$(PYTEST) -m "slow and not thorough or first_case"
 
 # All tests, compiled with all optimisations. Run it after a change to kernels, handlers or their test harness.
 thorough: .venv/cuda .venv/gpu-compiler .venv/published

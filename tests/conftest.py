@@ -74,6 +74,19 @@ def pytest_collection_modifyitems(config, items):
                 if item.name.startswith(module):
                     item.add_marker(pytest.mark.skip(reason=f"no {package} here"))
     items.sort(key=lambda item: (platform_of(item) != "cuda", not is_optimized(item)))
+    mark_first_cases(items)
+
+
+def mark_first_cases(items):
+    """Marks one case of each thorough test, and of each machine of the PTX interpreter, so that all run in CI."""
+    seen = set()
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            parameters = item.callspec.params
+            keys = {(item.path, item.originalname, parameters["platform"]), parameters.get("interpreter")} - {None}
+            if not keys <= seen:
+                item.add_marker("first_case")
+                seen |= keys
 
 
 def pytest_runtest_teardown(item, nextitem):

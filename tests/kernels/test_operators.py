@@ -61,7 +61,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("function", ["columns", *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
+@pytest.mark.parametrize("function", ["columns", *OTHERS])
 def test_wrong_calls_are_refused(function):
     ffi_calls.check_that_wrong_calls_are_refused(function, "cuda")
 

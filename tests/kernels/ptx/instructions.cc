@@ -38,7 +38,9 @@ bool Decode(const std::string& opcode, const std::vector<Operand>& operands, Reg
     return operands.size() == 1 && operands[0].kind == Operand::kImmediate && operands[0].bits == 0;
   }
   const std::string& name = words[0];
-  if (name == "ld" || name == "st" || name == "atom") return DecodeMemoryInstruction(opcode, operands, registers, out);
+  if (name == "ld" || name == "st" || name == "atom" || name == "red") {
+    return DecodeMemoryInstruction(opcode, operands, registers, out);
+  }
   if (name == "shfl" || name == "vote" || name == "match" || name == "bar") {
     return DecodeWarpInstruction(opcode, operands, registers, out);
   }

@@ -126,7 +126,8 @@ bool DecodeLoadOrStore(const std::vector<std::string>& words, const std::vector<
   return out->execute != nullptr;
 }
 
-bool DecodeAtomicAddition(const std::vector<Operand>& operands, RegisterLayout& registers, Instruction* out) {
+bool DecodeAtomicAddition(std::vector<Operand> operands, bool has_result, RegisterLayout& registers, Instruction* out) {
+  if (!has_result) operands.insert(operands.begin(), Operand{});
   if (operands.size() != 3) return false;
   bool ok = true;
   out->operands[0] = PlaceOf(operands[0], sizeof(uint32_t), registers, &ok);
@@ -142,8 +143,10 @@ bool DecodeAtomicAddition(const std::vector<Operand>& operands, RegisterLayout& 
 
 bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
                              Instruction* out) {
-  if (opcode == "atom.shared.add.u32") return DecodeAtomicAddition(operands, registers, out);
+  if (opcode == "atom.shared.add.u32") return DecodeAtomicAddition(operands, true, registers, out);
+  if (opcode == "red.shared.add.u32") return DecodeAtomicAddition(operands, false, registers, out);
   std::vector<std::string> words = Words(opcode);
+  if (words[0] != "ld" && words[0] != "st") return false;
   const std::string& space = words[1];
   // The kernels have no pointers to shared memory, so generic addresses are global ones.
   const bool is_generic = space != "global" && space != "shared" && space != "param";
