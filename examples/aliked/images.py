@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from examples.library.coco import fitted_size, opened
+from examples.library.coco import fitted_size
+from examples.library.photographs import opened
 
 from .keypoints import RADIUS
 

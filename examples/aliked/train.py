@@ -21,13 +21,13 @@ import optax
 
 from examples.library.batches import ahead
 from examples.library.checkpoints import StartError, locked
-from examples.library.coco import ImageError
 from examples.library.command_line import Parser
 from examples.library.devices import fit_on
 from examples.library.files import digest
 from examples.library.loop import State, first_state, update
 from examples.library.objects import pictures
 from examples.library.options import add_recipe, checked_recipe
+from examples.library.photographs import ImageError
 
 from .homographies import project, random_homography, warp
 from .images import read

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import jax
 
-from examples.library.coco import opened
 from examples.library.objects import checked_threshold, make_parser, pictures, report
+from examples.library.photographs import opened
 from examples.library.precision import check_finite
 
 from .evaluate import Detector

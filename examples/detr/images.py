@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from PIL import Image
 
-from examples.library.coco import ImageError
 from examples.library.objects import Objects
+from examples.library.photographs import ImageError
 
 from .decoder import Outputs
 

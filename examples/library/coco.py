@@ -10,27 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps
-from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, PHOTOMETRIC_INTERPRETATION
+from PIL import Image
 from pycocotools.coco import COCO
 
 from . import classes, data_sets, precision
 from .annotations import read as read_annotations
 from .files import listed
+from .photographs import DamagedError, opened
 
 SPARE = 16  # images that may take the place of a damaged one
 Batch, Example = TypeVar("Batch"), TypeVar("Example")
 Chosen = tuple[int, tuple[int, ...]]  # an image, and the seed of its augmentations
-MIN_IS_WHITE, UNSPECIFIED = 0, 0  # values of PHOTOMETRIC_INTERPRETATION and EXTRASAMPLES
-NAMED: dict[str, Path] = {}  # the images that `_name_first` has logged, by what it says of them
-
-
-class ImageError(ValueError):
-    """An image file that cannot be used."""
-
-
-class DamagedError(ImageError):
-    """An image file whose content cannot be used, at any time."""
 
 
 class Dataset(NamedTuple):
@@ -248,47 +238,3 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
             f"{pixels.width} x {pixels.height}"
         )
     return pixels
-
-
-def opened(path: Path) -> Image.Image:
-    """The image in a file, as by `rgb`. Raises ImageError, which names the file, if it cannot be read.
-
-    The error is a DamagedError unless it comes from the operating system.
-    """
-    try:
-        with Image.open(path) as image:
-            return rgb(image, path)
-    except Image.DecompressionBombError as error:
-        remedy = "Make it smaller, or cut it into several images, with their annotations."
-        raise DamagedError(f"{path} has too many pixels: {error} {remedy}") from error
-    except Exception as error:  # damaged files cause errors of many kinds
-        is_of_system = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
-        raise (ImageError if is_of_system else DamagedError)(f"{path} must be an image: {error}") from error
-
-
-def rgb(image: Image.Image, path: Path) -> Image.Image:
-    """An image of 8 to 16 bits a channel in RGB, turned as its EXIF data says; the highest 8 bits are kept.
-
-    Logged is the first image of the process whose highest 4 of 16 bits are not used, and the first with channels of
-    unknown meaning.
-    """
-    is_deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")  # of 16 bits in PIL
-    if image.mode in ("I", "F") and not is_deep:
-        raise ValueError(f"it must have 8 or 16 bits a channel, without a sign, got PIL's mode {image.mode}")
-    tags = getattr(image, "tag_v2", {})  # of TIFF
-    if UNSPECIFIED in tags.get(EXTRASAMPLES, ()):
-        _name_first(path, "has channels of unknown meaning, which are not used")
-    image = ImageOps.exif_transpose(image)
-    if is_deep:
-        (depth,), values = tags.get(BITSPERSAMPLE, [16]), np.asarray(image)
-        if tags.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE:
-            values = 2**depth - 1 - values
-        if depth == 16 and values.max() < 2**12:
-            _name_first(path, "has 16 bits a channel, of which the highest 8 are used, but no value above 4095")
-        image = Image.fromarray((values >> (depth - 8)).astype(np.uint8))
-    return image.convert("RGB")
-
-
-def _name_first(path, what):
-    if NAMED.setdefault(what, path) is path:
-        logging.getLogger(__name__).warning("%s %s", path, what)

@@ -12,14 +12,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import yaml
-from PIL import Image
 
 from .files import listed, read_text, shortened
+from .photographs import turned_size
 
 SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 INSIDE = ("data.yaml", "_annotations.coco.json")  # what a folder is named by
 FARTHEST = 0.01  # how far a coordinate of YOLO may leave the image, as a fraction, by rounding
-ORIENTATION, TURNED = 0x0112, range(5, 9)  # the EXIF tag, and its values that exchange width and height
 EDGES = ("xmin", "ymin", "xmax", "ymax")
 Content = dict[str, list[dict[str, Any]]]
 
@@ -51,17 +50,6 @@ def find(path: Path, images: Path | None, part: str) -> tuple[Path, Path, Conten
         expected = f"; labels of {found[0][0]} would be in {_labels(found[0][0])}" if path.is_file() else ""
         raise ValueError(f"{path} must have objects, got none in {len(found)} images{expected}")
     return path, folder, content
-
-
-def _size(path: Path) -> tuple[int, int]:
-    """The width and height in the header of an image, turned as its EXIF data says."""
-    try:
-        with Image.open(path) as image:
-            return image.size[:: -1 if image.getexif().get(ORIENTATION) in TURNED else 1]
-    except Exception as error:  # damaged files cause errors of many kinds
-        if getattr(error, "errno", None) is not None:
-            raise
-        raise ValueError(f"{path} must be an image: {error}") from error
 
 
 def _yolo(path, part):
@@ -114,7 +102,7 @@ def _labels(image: Path) -> Path:
 
 def _yolo_image(image, has_points):
     """The size of an image, and its annotations."""
-    size, labels = _size(image), _labels(image)
+    size, labels = turned_size(image), _labels(image)
     lines = read_text(labels).splitlines() if labels.is_file() else []
     return size, [
         _yolo_object(f"{labels}:{number}", line.split(), size, has_points)
@@ -182,7 +170,7 @@ def _voc_image(file, by_name, images):
     root = _root(file)
     image = by_name.get(file.stem) or images / (root.findtext("filename") or f"{file.stem}.jpg").strip()
     width, height = (_number(root.findtext(f"size/{side}")) for side in ("width", "height"))
-    size = (width, height) if width > 0 and height > 0 else _size(image)
+    size = (width, height) if width > 0 and height > 0 else turned_size(image)
     return image, size, list(_voc_objects(file, root))
 
 

@@ -11,11 +11,12 @@ from jax.experimental import multihost_utils
 
 from . import curves
 from .checkpoints import StartError, locked
-from .coco import Dataset, ImageError
+from .coco import Dataset
 from .devices import check_same, chosen, on_own
 from .files import digest, to_json
 from .gradients import described_rates
 from .loop import Run, evaluations_since_best
+from .photographs import ImageError
 from .precision import NotFiniteError
 
 # What --resume may change: folders, which may have moved, and if it is given, what a run whose losses explode may need.

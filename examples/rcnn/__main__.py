@@ -16,7 +16,7 @@ import numpy as np
 
 from examples.library import objects
 from examples.library.annotations import read_names
-from examples.library.coco import opened
+from examples.library.photographs import opened
 from examples.library.precision import check_finite
 
 from .config import Config

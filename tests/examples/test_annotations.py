@@ -17,9 +17,10 @@ from examples.detr import data as detr
 from examples.detr.train import check_counts, print_small_objects
 from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, read_names, run_lengths
-from examples.library.coco import ImageError, read
+from examples.library.coco import read
 from examples.library.files import digest
 from examples.library.options import checked, read_data, training_parser
+from examples.library.photographs import ImageError
 from examples.rcnn import coco as rcnn
 
 pytestmark = pytest.mark.platforms("cpu")

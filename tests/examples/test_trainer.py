@@ -12,10 +12,10 @@ import pytest
 
 from examples.library import trainer
 from examples.library.checkpoints import locked
-from examples.library.coco import ImageError
 from examples.library.files import replaced
 from examples.library.loop import Start, first_state, fit, update
 from examples.library.options import NO_IMAGES, checked, choose_best, training_parser
+from examples.library.photographs import ImageError
 from examples.library.precision import check_finite
 from tests.examples.test_loop import Recipe, strict_json
 

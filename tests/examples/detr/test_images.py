@@ -12,7 +12,7 @@ from examples.detr import weights
 from examples.detr.data import Loading, batched, fitted
 from examples.detr.images import IGNORED, KNOWN, PROCESSORS, Preprocessor
 from examples.library.augment import Example
-from examples.library.coco import ImageError
+from examples.library.photographs import ImageError
 from tests.helpers import processors
 
 pytestmark = pytest.mark.platforms("cpu")
