@@ -5,8 +5,11 @@ Also the lock of the folder that a run writes to.
 
 import contextlib
 import fcntl
+import hashlib
 import json
+import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import orbax.checkpoint as ocp
 
 from .files import replaced, to_json
 
+STATE = "SHA-256 of the state"  # among the settings; the format of arrays does not notice each byte that changes
 Scores = dict[str, dict[str, float]]  # what evaluations found, by the number of steps before them
 
 
@@ -85,22 +89,60 @@ class Checkpoints:
     def restore(self, like: Any) -> tuple[Any, int, Scores]:
         """The state, the number of its steps, and the scores.
 
-        Prints settings that have changed, and raises StartError if one of them must not change.
+        Prints settings that have changed. Raises StartError if a setting has changed that must not, or if the state,
+        the settings or the scores cannot be read.
         """
-        items = ocp.args.Composite(settings=ocp.args.JsonRestore())
-        before = self._manager.restore(self.step, args=items).settings
+        with self._explaining():
+            before = dict(self._restored(settings=ocp.args.JsonRestore()))
+            saved_digest = before.pop(STATE, None)  # runs of earlier versions had none
         for name in sorted(before | self._settings, key=lambda name: name in self._changeable):
             saved, asked = (settings.get(name, "nothing") for settings in (before, self._settings))
             if name not in self._changeable and saved != asked:
                 raise StartError(f"{name} must be {saved} to go on from {self._manager.directory}, got {asked}")
             if saved != asked:
                 print(f"{name} was {saved} until step {self.step}, and is {asked} from there on.")
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-        state = self._manager.restore(self.step, args=items).state
-        scores = json.loads(self._scores.read_text()) if self._scores.exists() else {}
-        for found in scores.values():
-            found |= {name: math.nan for name, value in found.items() if value is None}
+        with self._explaining():
+            state = self._restored(state=ocp.args.StandardRestore(like))
+            if saved_digest not in (None, _digest(jax.device_get(jax.tree.leaves(state)))):
+                raise ValueError("the state that was read is not the one that was saved")
+        try:
+            scores = self._read_scores()
+        except (ValueError, AttributeError, TypeError) as error:
+            raise StartError(
+                f"{self._scores} cannot be read ({error}). The best score of earlier evaluations is lost, the training "
+                "is not. Put back a copy of this file, or delete it to go on"
+            ) from error
         return state, self.step, scores
+
+    def _restored(self, **item):
+        (found,) = self._manager.restore(self.step, args=ocp.args.Composite(**item)).values()
+        return found
+
+    @contextlib.contextmanager
+    def _explaining(self):
+        try:
+            with _only_raised():
+                yield
+        except (jax.errors.JaxRuntimeError, MemoryError):
+            raise
+        except Exception as error:  # orbax raises errors of many types
+            *before, step = sorted(self._manager.all_steps())
+            folder, cause = self._manager.directory / str(step), f"{type(error).__name__}: {_first_line(error)}"
+            others = f"move it away to go on from step {before[-1]}" if before else "start again with --overwrite"
+            raise StartError(
+                f"step {step} cannot be restored from {folder} ({cause}). If files there are damaged, the training "
+                f"up to this step is lost. Put back a copy of this folder, or {others}"
+            ) from error
+
+    def _read_scores(self):
+        if not self._scores.exists():
+            return {}
+        content = json.loads(self._scores.read_text())
+        scores = content.get("scores", content)  # runs of earlier versions wrote the scores only
+        if scores is not content and content.get("SHA-256") != _digest([to_json(scores)]):
+            raise ValueError("its SHA-256 is another one")
+        nan = {None: math.nan}
+        return {step: {name: nan.get(one, one) for name, one in found.items()} for step, found in scores.items()}
 
     def clear(self) -> None:
         """Deletes all checkpoints and scores."""
@@ -118,14 +160,41 @@ class Checkpoints:
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 message = f"The state after step {steps} is not finite in {name}, and is not saved."
                 raise SystemExit(f"{message} {self.resumption}")
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), settings=ocp.args.JsonSave(self._settings))
+        settings = self._settings | {STATE: _digest(jax.device_get(jax.tree.leaves(state)))}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), settings=ocp.args.JsonSave(settings))
         try:
-            self._manager.save(steps, args=items, force=True)
+            with _only_raised():
+                self._manager.save(steps, args=items, force=True)
         except (OSError, ValueError) as error:  # the latter from the library that writes arrays
-            raise SaveError(f"step {steps} cannot be saved: {error}") from error
+            raise SaveError(f"step {steps} cannot be saved: {_first_line(error)}") from error
 
     def save_scores(self, scores: Scores) -> None:
         """Saves the scores of all evaluations."""
         if jax.process_index() == 0:
             with replaced(self._scores) as file:
-                file.write_text(to_json(scores))
+                file.write_text(to_json({"SHA-256": _digest([to_json(scores)]), "scores": scores}))
+
+
+def _first_line(error):
+    return str(error).partition("\n")[0].partition(" [tensorstore_spec=")[0]
+
+
+def _digest(parts):
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(np.asarray(part).tobytes())
+    return found.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _only_raised() -> Iterator[None]:
+    """Hides what orbax prints, for each array, about an error that it also raises."""
+    loggers, usual = [logging.getLogger(name) for name in ("absl", "asyncio")], sys.unraisablehook
+    for logger in loggers:
+        logger.disabled = True
+    sys.unraisablehook = lambda _: None
+    yield
+    # Not after an error: tasks that orbax has left print when they end, and the program ends, too.
+    for logger in loggers:
+        logger.disabled = False
+    sys.unraisablehook = usual

@@ -23,7 +23,7 @@ from .files import delete
 from .measurements import Log, Measurements
 
 # What a run that is resumed may have changed; a recipe can name more as its `changeable`.
-CHANGEABLE = ("checkpoint_every",)
+CHANGEABLE = ("checkpoint_every", "accumulate")
 BEHIND = 2  # steps that have been started while what the one before them measured is fetched
 
 

@@ -37,7 +37,9 @@ class Log:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept = [line for line in self.read() if line["step"] <= steps]
             if len(kept) < steps:
-                print(f"{path} lacks {steps - len(kept)} of the {steps} steps that are saved.")
+                damaged = [str(number) for number, line in self._numbered() if line is None]
+                lost = f" Lines that cannot be read are left out: {', '.join(damaged[:6])}." if damaged else ""
+                print(f"{path} lacks {steps - len(kept)} of the {steps} steps that are saved.{lost}")
             if kept:
                 with replaced(path) as file:
                     file.write_text("".join(f"{to_json(line)}\n" for line in kept))
@@ -72,10 +74,13 @@ class Log:
             self._board.close()
 
     def read(self) -> Iterator[dict[str, float]]:
-        """The lines, up to the first one that is not whole."""
+        """The lines, without those that are damaged."""
+        return (line for _, line in self._numbered() if line is not None)
+
+    def _numbered(self):
         if self.path.exists():
-            with contextlib.suppress(ValueError), self.path.open() as file:
-                yield from map(json.loads, file)
+            with self.path.open(errors="replace") as file:
+                yield from enumerate(map(_parsed, file), 1)
 
     def column(self, name: str) -> list[float]:
         """The number with this name of each step."""
@@ -87,6 +92,16 @@ class Log:
         for line in self.read():
             waited, total = waited + line["waited"], total + line["milliseconds"]
         return waited / max(total, 1e-9)
+
+
+def _parsed(line):
+    """The numbers in a line of a log, or nothing if it is damaged."""
+    try:
+        found = json.loads(line)
+        complete = {"loss", "milliseconds", "waited"} <= found.keys() and found["step"] > 0
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return None
+    return found if complete and {type(value) for value in found.values()} <= {int, float, type(None)} else None
 
 
 class Board:

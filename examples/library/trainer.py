@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 from . import curves
 from .checkpoints import StartError, locked
 from .coco import Dataset
+from .command_line import ending_with_others
 from .devices import check_same, chosen, on_own
 from .files import digest, to_json
 from .gradients import described_rates
@@ -24,6 +25,7 @@ FOLDERS = ("images", "validation images")
 RATES = ("learning_rate", "offset_rate", "backbone_rate", "slow_rate", "clip_norm")
 
 
+@ending_with_others()
 def run(
     program: str,
     options: argparse.Namespace,

@@ -1,11 +1,14 @@
 """The training loop: a run that ends early, in whatever way, can be resumed."""
 
 import dataclasses
+import gc
 import json
+import logging
 import math
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +26,8 @@ import pytest
 
 from examples.library.batches import ahead
 from examples.library.checkpoints import locked
+from examples.library.devices import fit_on, own_rows
+from examples.library.gradients import gradients
 from examples.library.loop import Start, StartError, first_state, fit, update
 from tests.helpers.slow import slow_unless
 
@@ -218,7 +223,7 @@ def test_errors_of_evaluations(tmp_path):
     with pytest.raises(ZeroDivisionError) as caught:
         run(tmp_path, evaluate=evaluate)
     assert caught.value.__notes__ == ["Step 6 is saved. Continue with --resume."]
-    assert strict_json((tmp_path / "scores.json").read_text()) == {"3": {"AP": None}}
+    assert strict_json((tmp_path / "scores.json").read_text())["scores"] == {"3": {"AP": None}}
     found = run(tmp_path, evaluate=evaluate, resume=True)
     assert calls == [(3, 0), (6, 1), (6, 1)]
     assert math.isnan(found.scores["3"]["AP"]) and found.scores["6"] == {"AP": 0.5}
@@ -227,11 +232,22 @@ def test_errors_of_evaluations(tmp_path):
     assert not run(tmp_path, resume=True).scores
 
 
+@pytest.fixture
+def silenced(monkeypatch):
+    """For tests of failures that end a program, and silence what is left of them."""
+    for owner, name in (
+        (sys, "unraisablehook"),
+        *((logging.getLogger(one), "disabled") for one in ("absl", "asyncio")),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    yield
+    gc.collect()
+
+
 @pytest.mark.parametrize("limit", [100, 10000])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of orbax, after the error
-@pytest.mark.usefixtures("capsys")  # so that no output goes to a file
-def test_a_full_disk(limit, tmp_path):
-    """The checkpoint before stays, whatever file the operating system refuses to write."""
+@pytest.mark.usefixtures("silenced", "capsys")  # the latter so that no output goes to a file
+def test_a_full_disk(limit, tmp_path, caplog):
+    """The checkpoint before stays, whatever file the operating system refuses to write. Only the error is printed."""
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def change(state, measured):
@@ -245,6 +261,7 @@ def test_a_full_disk(limit, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert caught.value.__notes__ == ["Step 2 is saved. Continue with --resume."]
+    assert "\n" not in str(caught.value) and not caplog.records
     assert run(tmp_path, Recipe(checkpoint_every=3), resume=True).losses == run(tmp_path / "whole").losses
     assert {path.name for path in tmp_path.iterdir()} == {"6", "whole", "log.jsonl"}  # and nothing unfinished
 
@@ -338,16 +355,96 @@ fit(step, Start(lambda: state, state), batches, Recipe(10**9, checkpoint_every=1
     assert bool(is_saved) == (number != signal.SIGKILL), errors
 
 
-def test_a_log_that_is_lost(tmp_path, capsys):
-    """Or whose last line is. The run goes on, and says so."""
+def test_a_log_that_is_damaged(tmp_path, capsys):
+    """The run goes on, and says which steps it lacks."""
     whole = run(tmp_path / "whole")
-    for name, kept in (("lost", ""), ("torn", '{"step": 1, "loss": 1.0, "milliseconds": 1, "waited": 0}\n{"ste')):
+    left_out = " Lines that cannot be read are left out: 2."
+    changes = {
+        "lost": (lambda log: b"", 4, ""),
+        "torn": (lambda log: log[: log.index(b"\n") + 5], 3, left_out),
+        "bytes": (lambda log: log.replace(b'"step": 2', b'"step": \xff'), 1, left_out),
+        "name": (lambda log: log.replace(b'2, "loss"', b'2, "lost"'), 1, left_out),
+    }
+    for name, (change, lacking, said) in changes.items():
         run(tmp_path / name, stop_after=4)
-        (tmp_path / name / "log.jsonl").write_text(kept)
+        log = tmp_path / name / "log.jsonl"
+        log.write_bytes(change(log.read_bytes()))
         found = run(tmp_path / name, resume=True)
-        lacking = len(whole.losses) - len(found.losses)
-        assert found.losses == whole.losses[: bool(kept)] + whole.losses[4:]
-        assert f"log.jsonl lacks {lacking} of the 4 steps that are saved." in capsys.readouterr().out
+        left = {4: [4, 5], 3: [0, 4, 5], 1: [0, 2, 3, 4, 5]}[lacking]
+        assert found.losses == [whole.losses[step] for step in left]
+        assert f"log.jsonl lacks {lacking} of the 4 steps that are saved.{said}\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("silenced")
+def test_damaged_files(tmp_path, caplog):
+    """A damaged file of a checkpoint is an error that names its folder, or changes nothing. So is one of scores."""
+    whole, failed = tmp_path / "whole", set()
+    expected = run(whole, Recipe(3), evaluate=lambda *_: {"AP": 0.5}).state
+    damages = {
+        "truncated": lambda data: data[: len(data) // 2],
+        "emptied": lambda data: b"",
+        "changed": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+        "deleted": None,
+    }
+    names = [file.relative_to(whole) for file in whole.rglob("*") if file.is_file() and file.name != "log.jsonl"]
+    for number, (name, damage) in enumerate((name, damage) for name in names for damage in damages.values()):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        caplog.clear()
+        (folder / name).write_bytes(damage((whole / name).read_bytes())) if damage else (folder / name).unlink()
+        try:
+            found = run(folder, Recipe(3), resume=True)
+        except StartError as error:
+            assert "\n" not in str(error) and not caplog.records
+            if name.name == "scores.json":
+                assert f"{folder}/scores.json cannot be read (" in str(error)
+                (folder / name).unlink()
+                found = run(folder, Recipe(3), resume=True)
+                assert not found.scores and all(map(np.array_equal, *map(jax.tree.leaves, (found.state, expected))))
+            else:
+                assert f"from {folder / '3'} (" in str(error) or "to go on from" in str(error)
+            failed.add(str(Path(*name.parts[:3])))
+        else:
+            assert all(map(np.array_equal, jax.tree.leaves(found.state), jax.tree.leaves(expected)))
+            is_lost = name.name == "scores.json" and damage is None
+            assert found.scores == ({} if is_lost else {"3": {"AP": 0.5}})
+    needed = {f"3/state/{name}" for name in ("d", "manifest.ocdbt", "_METADATA")}
+    assert needed | {"scores.json", "3/settings/metadata"} <= failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Divided(Recipe):
+    batch_size: int = 8
+    accumulate: int = 1
+
+
+def test_another_division_of_each_batch(tmp_path, capsys):
+    """A run goes on with other devices and parts if the whole batch has the same size."""
+    optimiser = optax.sgd(0.1)
+
+    def train(folder, devices, accumulate=1, **options):
+        def step(state, batch):
+            def loss(params, carry, part, number):
+                return {"loss": jnp.square(part - params["x"]).mean()}, carry
+
+            slopes, found, _ = gradients(loss, state.params, (), batch, accumulate)
+            updates, after = optimiser.update(slopes, state.optimiser)
+            return state.replace(params=optax.apply_updates(state.params, updates), optimiser=after), found
+
+        def batches(steps):
+            return (np.random.default_rng(number).normal(size=8)[own_rows(8)] for number in steps)
+
+        recipe, make = Divided(accumulate=accumulate), partial(first_state, optimiser=optimiser)
+        devices = jax.devices()[:devices]
+        return fit_on(devices, jax.jit(step), make, {"x": jnp.zeros(())}, batches, recipe, folder, **options)
+
+    whole = train(tmp_path / "whole", 4)
+    train(tmp_path / "parts", 4, stop_after=4)
+    found = train(tmp_path / "parts", 2, 2, resume=True)
+    assert "accumulate was 1 until step 4, and is 2 from there on.\n" in capsys.readouterr().out
+    np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-6)
+    with pytest.raises(StartError, match="batch_size must be a multiple of 4 devices times accumulate=4, got 8"):
+        train(tmp_path / "parts", 4, 4, resume=True)
 
 
 def test_steps_are_started_before_earlier_ones_are_fetched(tmp_path):
