@@ -4,7 +4,8 @@ Parameters have the names and the order of the functions that are replaced, beca
 because `patch` compares them. N: images; Q: queries; S: pixels of all L levels; P: points; a location is (x, y).
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +14,30 @@ import numpy as np
 
 from jax_dcn._operators.aggregation.functions import multi_scale_deformable_attention
 from jax_dcn._operators.sampling.functions import map_coordinates
+from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 
 Shapes = Sequence[Sequence[int]]
+Adapter = Callable[..., jax.Array]
 
 
+def _of_arrays(adapter: Adapter) -> Adapter:
+    """An adapter that takes the arrays that operations of jax take, and refuses types that these do not mix."""
+
+    @functools.wraps(adapter)
+    def call(**arguments: Any) -> jax.Array:
+        arrays = {name: jnp.asarray(value) for name, value in arguments.items() if _is_array_of_floats(value)}
+        jnp.result_type(*arrays.values())
+        return by_standard_rules(adapter)(**arguments | arrays)
+
+    return call
+
+
+def _is_array_of_floats(value: Any) -> bool:
+    is_array = isinstance(value, jax.Array | np.ndarray) or hasattr(value, "__jax_array__")  # as a keras.Variable has
+    return is_array and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+@_of_arrays
 def channels_first(
     value: jax.Array, value_spatial_shapes: Shapes, sampling_locations: jax.Array, attention_weights: jax.Array
 ) -> jax.Array:
@@ -25,6 +46,7 @@ def channels_first(
     return _attend(value.transpose(0, 3, 1, 2), sampling_locations, weights, value_spatial_shapes)
 
 
+@_of_arrays
 def points_of_levels(
     value: jax.Array,
     value_spatial_shapes: Shapes,
@@ -36,6 +58,7 @@ def points_of_levels(
     return _attend(value, sampling_locations, attention_weights, value_spatial_shapes, points=num_points_list)
 
 
+@_of_arrays
 def keras_hub(
     value: jax.Array,
     dynamic_spatial_shapes: jax.Array,
@@ -53,6 +76,7 @@ def keras_hub(
     return _attend(value, sampling_locations, attention_weights, spatial_shapes, points=num_points, method=ours)
 
 
+@_of_arrays
 def samples(value: jax.Array, sampling_locations: jax.Array, spatial_shapes: Shapes) -> jax.Array:
     """value [N, S, heads, channels] at locations [N, Q, heads, L, P, 2], not summed: [N, Q, heads, L, P, channels].
 
@@ -60,7 +84,7 @@ def samples(value: jax.Array, sampling_locations: jax.Array, spatial_shapes: Sha
     """
     images, queries, heads, _, points, _ = sampling_locations.shape
     ends = np.cumsum([height * width for height, width in spatial_shapes])
-    of_levels, type_ = [], jnp.promote_types(value.dtype, jnp.float32)
+    of_levels, type_ = [], sum_dtype(value.dtype)
     for level, (pixels, shape) in enumerate(zip(jnp.split(value, ends[:-1], axis=1), spatial_shapes, strict=True)):
         locations = sampling_locations[:, :, :, level].swapaxes(2, 3).reshape(images, queries * points, heads, 1, 1, 2)
         found = _attend(pixels, locations, jnp.ones(locations.shape[:-1], type_), [shape])
@@ -68,6 +92,7 @@ def samples(value: jax.Array, sampling_locations: jax.Array, spatial_shapes: Sha
     return jnp.stack(of_levels, axis=3)
 
 
+@_of_arrays
 def scenic_attention(
     values: jax.Array,
     sampling_locations: jax.Array,
@@ -86,6 +111,7 @@ def scenic_attention(
     return _attend(values[:, :, None], locations, attn_weights.reshape(locations.shape[:-1]), shapes)
 
 
+@_of_arrays
 def scenic_roi_align(feature: jax.Array, boxes: jax.Array, output_size: int, sampling_ratio: int) -> jax.Array:
     """feature [H, W, C] and boxes [R, 4] as (x1, y1, x2, y2) in pixels give [R, output_size, output_size, C].
 
@@ -104,6 +130,7 @@ def scenic_roi_align(feature: jax.Array, boxes: jax.Array, output_size: int, sam
     return means.astype(type_).reshape(len(boxes), output_size, output_size, channels)
 
 
+@_of_arrays
 def jax_raft(img: jax.Array, grid: jax.Array) -> jax.Array:
     """img [N, H, W, C] at grid [N, h, w, 2], in pixels, gives [N, h, w, C]; pixels outside are zero."""
     x, y = jnp.unstack(_wide(grid), axis=-1)
@@ -118,4 +145,4 @@ def _attend(value: jax.Array, locations: jax.Array, weights: jax.Array, shapes: 
 
 def _wide(locations: jax.Array) -> jax.Array:
     """Locations of 16 bits as float32."""
-    return locations.astype(jnp.promote_types(locations.dtype, jnp.float32))
+    return locations.astype(sum_dtype(locations.dtype))

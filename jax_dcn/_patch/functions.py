@@ -3,19 +3,16 @@
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from inspect import signature
-from types import ModuleType
+from inspect import Parameter, Signature, signature, unwrap
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple, Self
 
 import jax
 
 from jax_dcn._patch import adapters
-
-Function = Callable[..., Any]
 
 
 class Library(NamedTuple):
@@ -30,8 +27,7 @@ class Target(NamedTuple):
     library: str
     module: str
     function: str
-    replacement: Function
-    kept_by: tuple[str, str] | None = None  # a class, and the attribute in which its instances keep the function
+    replacement: adapters.Adapter
 
     def __str__(self) -> str:
         return f"{self.module}.{self.function}"
@@ -45,7 +41,6 @@ LIBRARIES = {
 }
 ZERO, CORE, SCENIC = "zeromodels.models", "ms_deform_attn_core", "scenic.projects.baselines"
 D_FINE = "keras_hub.src.models.d_fine.d_fine_attention"
-D_FINE_LAYER = "DFineMultiscaleDeformableAttention", "ms_deformable_attn_core"
 TARGETS = (
     Target("zeromodels", f"{ZERO}.rf_detr.rf_detr_layers", CORE, adapters.channels_first),
     Target("zeromodels", f"{ZERO}.rt_detr.rt_detr_layers", CORE, adapters.channels_first),
@@ -54,26 +49,24 @@ TARGETS = (
     Target("zeromodels", f"{ZERO}.dfine.dfine_layers", "ms_deform_attn_core_variable", adapters.points_of_levels),
     Target("zeromodels", f"{ZERO}.mask2former.mask2former_layers", "bilinear_sample", adapters.samples),
     Target("zeromodels", f"{ZERO}.oneformer.oneformer_layers", "bilinear_sample", adapters.samples),
-    Target("keras_hub", D_FINE, "multi_scale_deformable_attention_v2", adapters.keras_hub, kept_by=D_FINE_LAYER),
+    Target("keras_hub", D_FINE, "multi_scale_deformable_attention_v2", adapters.keras_hub),
     Target("scenic", f"{SCENIC}.deformable_detr.attention", "deform_attn_sampling_fn", adapters.scenic_attention),
-    # `multilevel_roi_align` keeps `roi_align` as a default value, but both call this function.
     Target("scenic", f"{SCENIC}.centernet.modeling.roi_align", "_roi_align_einsum", adapters.scenic_roi_align),
     Target("jax_raft", "jax_raft.model", "grid_sample", adapters.jax_raft),
 )
 
 
 class Found(NamedTuple):
-    """What a `Target` names; `new` calls the replacement, and `kept_by` is the class with its attribute."""
+    """A function that a `Target` names. It stays the same object, wherever it is kept, and only its code changes."""
 
-    original: Function
-    new: Function
-    module: ModuleType
-    kept_by: tuple[type, str] | None
+    function: FunctionType
+    original: CodeType
+    new: CodeType
 
 
 _found: dict[str, list[Found]] = {}  # by library, while at least one `patch` of it is not undone
 _count: dict[str, int] = {}  # of those
-_lock = threading.RLock()  # protects the two above and the attributes of modules
+_lock = threading.RLock()  # protects the two above and the code of the functions
 
 
 class patch:
@@ -85,10 +78,11 @@ class patch:
     versions that were tried, and says where they gain how much.
 
     Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. A patch applies
-    to the whole process: models that exist change, too, and all modules that have imported a replaced function. So do
-    functions that `jax.jit` has compiled, because all of jax's caches are cleared, here and when it is undone; so enter
-    a block once, around all calls, and while no other thread traces. What `lower(...).compile()` has returned stays as
-    it is. If a library is patched several times, its functions are restored when the last `patch` is undone.
+    to the whole process: a replaced function gets other code and stays the same object, with its name, signature and
+    docstring, so that it changes wherever it is kept, also in models that exist. Functions that `jax.jit` has compiled
+    change, too, because all of jax's caches are cleared, here and when it is undone; so enter a block once, around all
+    calls, and while no other thread traces. What `lower(...).compile()` has returned stays as it is. If a library is
+    patched several times, its functions are restored when the last `patch` is undone.
 
     Args:
       library: the name of a package that can be imported, one of those above.
@@ -189,8 +183,9 @@ def _find(library: str) -> list[Found]:
 
 def _is_ours(target: Target) -> bool:
     """Whether the function is replaced. After a reload it is not."""
-    present = getattr(sys.modules.get(target.module), target.function, None)
-    return any(present is one.new for one in _found.get(target.library, ()))
+    present: Any = getattr(sys.modules.get(target.module), target.function, None)
+    present = unwrap(present)
+    return any(present is one.function for one in _found.get(target.library, ()))
 
 
 def _check_backend(library: str) -> None:
@@ -204,65 +199,33 @@ def _check_backend(library: str) -> None:
 
 
 def _checked(target: Target) -> Found:
-    """Raises an error if the function, or the class that keeps it, is not as in the versions that were tried."""
-    module, kept_by = import_module(target.module), None
-    original: Function = getattr(module, target.function)
-    theirs, ours = (", ".join(signature(function).parameters) for function in (original, target.replacement))
+    """Raises an error if the function is not as in the versions that were tried."""
+    function: Any = unwrap(getattr(import_module(target.module), target.function))
+    if not isinstance(function, FunctionType) or function.__code__.co_freevars:
+        raise TypeError(f"it must be a function of a module, got {function!r}")
+    theirs, ours = (", ".join(signature(one).parameters) for one in (function, target.replacement))
     if theirs != ours:
         raise TypeError(f"its parameters must be {ours}, got {theirs}")
-    if target.kept_by:
-        name, attribute = target.kept_by
-        kept_by = getattr(module, name), attribute
-        if attribute not in kept_by[0].__init__.__code__.co_names:
-            raise AttributeError(f"{name} has no attribute {attribute}")
-    return Found(original, _calling(target.replacement), module, kept_by)
+    return Found(function, function.__code__, _code(function, target))
 
 
-def _calling(adapter: Function) -> Function:
-    """A new function for each original, because several have the same adapter, and each is restored by its own."""
-    return lambda *args, **kwargs: adapter(*args, **kwargs)
+def _code(function: FunctionType, target: Target) -> CodeType:
+    """Code with the parameters of a function, which calls the replacement. It runs with the globals of the function."""
+    parameters = Signature([Parameter(one.name, one.kind) for one in signature(function).parameters.values()])
+    replacement = target.replacement.__name__
+    lines = [
+        f"def {target.function}{parameters}:",
+        f"    from {adapters.__name__} import {replacement}",
+        f"    return {replacement}({', '.join(f'{name}={name}' for name in parameters.parameters)})",
+    ]
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(lines), f"<jax_dcn.patch of {target}>", "exec"), names)
+    code: CodeType = names[target.function].__code__
+    return code
 
 
 def _switch(found: list[Found], on: bool) -> None:
-    """Replaces the functions in all modules and in what keeps them, or restores them; all of them or none."""
-    try:
-        _set(found, on)
-    except BaseException:
-        _set(found, not on)
-        raise
-    finally:
-        jax.clear_caches()
-
-
-def _set(found: list[Found], on: bool) -> None:
-    new = {id(one.original if on else one.new): one.new if on else one.original for one in found}
-    for module in [*sys.modules.values(), *(one.module for one in found)]:
-        if isinstance(module, ModuleType):
-            for name, value in list(vars(module).items()):
-                if id(value) in new:
-                    setattr(module, name, new[id(value)])
-    for one in found:
-        if one.kept_by:
-            owner, attribute = one.kept_by
-            if on:
-                setattr(owner, attribute, _over_instances(attribute, one.original, one.new))
-            elif attribute in vars(owner):
-                delattr(owner, attribute)
-
-
-def _over_instances(attribute: str, original: Function, new: Function) -> property:
-    """For a class: its instances that store the original have the new function, and store the original in its place.
-
-    What a user has stored instead stays as it is.
-    """
-
-    def read(instance: Any) -> Function:
-        if attribute not in vars(instance):
-            raise AttributeError(f"{type(instance).__name__} has no attribute {attribute}")
-        stored: Function = vars(instance)[attribute]
-        return new if stored is original else stored
-
-    def store(instance: Any, function: Function) -> None:
-        vars(instance)[attribute] = original if function is new else function
-
-    return property(read, store)
+    """Replaces the code of the functions, or restores it."""
+    for function, original, new in found:
+        function.__code__ = new if on else original
+    jax.clear_caches()

@@ -18,7 +18,9 @@ PIXELS = [height * width for height, width in SHAPES]
 def at(pixels, shape, x, y):
     """Pixels [H · W, C] interpolated at columns x and rows y."""
     of_axes = zip((y, x), shape, strict=True)
-    rows, columns = (jnp.maximum(0, 1 - abs(place[..., None] - jnp.arange(size))) for place, size in of_axes)
+    rows, columns = (
+        jnp.maximum(0, 1 - abs(place[..., None] - jnp.arange(size, dtype=place.dtype))) for place, size in of_axes
+    )
     return jnp.einsum("...h,...w,hwc->...c", rows, columns, pixels.reshape(*shape, -1))
 
 
@@ -27,7 +29,7 @@ def of_points(value, locations, shapes, points, method="default"):
     taken, ends = [], np.cumsum([height * width for height, width in shapes])
     pixels, places = jnp.split(value, ends[:-1], axis=1), jnp.split(locations, np.cumsum(points)[:-1], axis=3)
     for shape, of_level, place in zip(shapes, pixels, places, strict=True):
-        size = jnp.array(shape[::-1])
+        size = jnp.array(shape[::-1], place.dtype)
         x, y = jnp.moveaxis(place * size - 0.5, -1, 0)
         if method == "discrete":
             x, y = jnp.moveaxis(jnp.clip(jnp.floor(place * size + 0.5), 0, size - 1), -1, 0)
@@ -55,7 +57,7 @@ def bilinear_sample(value, sampling_locations, spatial_shapes):
     *before, levels, points, _ = sampling_locations.shape
     locations = sampling_locations.reshape(*before, -1, 2)
     samples = of_points(value, locations, spatial_shapes, [points] * levels).reshape(*before, levels, points, -1)
-    return samples.astype(jnp.promote_types(samples.dtype, "float32"))
+    return samples.astype("float64" if samples.dtype == "float64" else "float32")
 
 
 def multi_scale_deformable_attention_v2(
@@ -71,13 +73,6 @@ def multi_scale_deformable_attention_v2(
     method="default",
 ):
     return attend(value, sampling_locations, attention_weights, spatial_shapes, num_points, method)
-
-
-class DFineMultiscaleDeformableAttention:
-    """It keeps the function, as the layer of keras-hub does."""
-
-    def __init__(self):
-        self.ms_deformable_attn_core = multi_scale_deformable_attention_v2
 
 
 def deform_attn_sampling_fn(values, sampling_locations, attn_weights, shapes, use_remat, mode):
