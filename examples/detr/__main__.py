@@ -2,7 +2,8 @@
 
 python -m examples.detr CHECKPOINT photo.jpg
 python -m examples.detr CHECKPOINT photo.jpg --threshold 0.3 --out found.png
-python -m examples.detr CHECKPOINT FOLDER --out found    # all images of a folder
+python -m examples.detr CHECKPOINT FOLDER --out found    # all images and videos of a folder
+python -m examples.detr CHECKPOINT video.mp4 --out found.mp4 --json found.json
 
 CHECKPOINT is a folder with config.json and model.safetensors, such as a download of SenseTime/deformable-detr,
 PekingU/rtdetr_v2_r18vd or ustc-community/dfine-small-coco, or what `python -m examples.detr.train` has written.
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 
 import jax
 
-from examples.library.objects import checked_threshold, make_parser, pictures, report
-from examples.library.photographs import opened
+from examples.library.detecting import make_parser, run
+from examples.library.objects import checked_threshold
 from examples.library.precision import check_finite
 
 from .evaluate import Detector
@@ -33,15 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         detector = Detector.of(checkpoint)
 
         @jax.jit
-        def detect(variables, images, mask):
+        def compute(variables, images, mask):
             return detector.model.apply(variables, *detector.arguments(images, mask))
 
-        for path, picture in pictures(options.images, options.out):
-            image = opened(path)
-            outputs = jax.device_get(detect(checkpoint.variables, *checkpoint.processor(image)))
-            check_finite(path, outputs.logits[0].max(-1), outputs.boxes[0])
-            objects = find_objects(outputs, image.height, image.width, threshold, detector.most_objects)
-            report(picture, image, objects, checkpoint.labels)
+        def detect(image, name):
+            outputs = jax.device_get(compute(checkpoint.variables, *checkpoint.processor(image)))
+            check_finite(name, outputs.logits[0].max(-1), outputs.boxes[0])
+            return find_objects(outputs, image.height, image.width, threshold, detector.most_objects)
+
+        run(options, detect, checkpoint.labels)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 

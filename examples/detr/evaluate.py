@@ -70,10 +70,10 @@ def find(detector: Detector, variables: dict[str, Any], images: jax.Array, mask:
     return best, index % classes, boxes, chosen
 
 
-def average_precision(
+def evaluated(
     detector: Detector, variables: dict[str, Any], dataset: Dataset, processor: Preprocessor, loading: Loading
-) -> dict[str, float]:
-    """COCO's AP, AP50 and AP75 on all images of a data set, which the processes share."""
+) -> precision.Evaluation:
+    """COCO's AP, AP50 and AP75, and AP of each class, on all images of a data set, which the processes share."""
     listed = []
     for ids, batch in evaluation_batches(dataset, processor, loading):
         found = jax.device_get(find(detector, variables, *shared(batch)))[:3]
@@ -86,7 +86,8 @@ def average_precision(
                 if category is not None:  # a class that the annotations have
                     found_object = {"image_id": image, "category_id": category, "score": float(score)}
                     listed.append(found_object | {"bbox": precision.corners_to_sides(box * size)})
-    return precision.average_precision(dataset.annotations, gathered(listed))
+    listed = gathered(listed)
+    return precision.Evaluation(listed, precision.average_precision(dataset.annotations, listed, of_classes=True))
 
 
 def draw(

@@ -1,6 +1,7 @@
-"""Train a Deformable DETR, RT-DETR, RT-DETRv2 or D-FINE on images with annotations in the format of COCO.
+"""Train a Deformable DETR, RT-DETR, RT-DETRv2 or D-FINE on images with annotations of COCO, YOLO or Pascal VOC.
 
 python -m examples.detr.train ANNOTATIONS.json IMAGES --checkpoint FOLDER --validation ANNOTATIONS.json IMAGES
+python -m examples.detr.train data.yaml --checkpoint FOLDER --validation data.yaml    # a data set of YOLO
 python -m examples.detr.train ANNOTATIONS.json IMAGES --config config.json    # from random weights
 python -m examples.detr.train ... --resume                                    # continue a run that ended early
 python -m examples.detr.train ... --evaluate-only                             # the AP of a checkpoint
@@ -28,7 +29,7 @@ from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best
 from . import weights
 from .criterion import UNUSED
 from .data import Loading, fitted_shape, training_batches
-from .evaluate import Detector, average_precision, draw
+from .evaluate import Detector, draw, evaluated
 from .images import SIDES, Preprocessor
 from .optimiser import RECIPES, Recipe
 from .rt_detr import COARSEST_STRIDE as STRIDE
@@ -40,9 +41,9 @@ PROGRAM = "python -m examples.detr.train"
 RECIPE_HELP = {
     "batch_size": "images in a step",
     "learning_rate": "peak learning rate",
-    "backbone_rate": "learning rate of the backbone, as a fraction",
+    "backbone_rate": "learning rate of the backbone, as a fraction; 1 from random weights",
     "slow_rate": "learning rate of sampling offsets and reference points, as a fraction",
-    "warmup": "steps until the full learning rate",
+    "warmup": "steps until the full learning rate, by default at most a fifth of all",
     "decay_from": "the fraction of the steps from which on the rate is a tenth",
     "weight_decay": "of AdamW",
     "clip_norm": "the largest norm of all gradients together",
@@ -67,10 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         PROGRAM,
         options,
         dataset,
+        validation,
         partial(train, checkpoint, options.recipe, partial(training_batches, dataset, loading)),
         checkpoint.variables,
         kept=lambda state: state.best,
-        measure=lambda variables: average_precision(detector, variables, validation, *evaluation),
+        measure=lambda variables: evaluated(detector, variables, validation, *evaluation),
         save=lambda path, variables: weights.save(path, checkpoint._replace(variables=variables)),
         draw=lambda path, variables: draw(path, detector, variables, validation or dataset, *evaluation),
         settings={"sizes": options.sizes, "augmented": loading.augmented, "config": checkpoint.config},
@@ -88,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     sizes_help += f"{SIZES}, and those of the checkpoint with --evaluate-only"
     add("--sizes", type=int, nargs="+", help=sizes_help)
     add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
-    add_recipe(parser, Recipe, RECIPE_HELP, "by default, as the authors train one size of the model")
+    add_recipe(parser, Recipe, RECIPE_HELP, RECIPES)
     options = parser.parse_args(arguments)
     chosen = checked(parser, options, RECIPE_HELP)
     takes_sizes_of_checkpoint = options.evaluate_only and not options.sizes

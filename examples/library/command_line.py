@@ -3,6 +3,7 @@
 import argparse
 import atexit
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -46,9 +47,13 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
         """As of the base class. Ends the command with an error if an option is given twice.
 
-        From then on the process is connected with the others of `--distributed`, of which only the first one prints,
-        and JAX keeps compiled programs, unless the command line or JAX's own settings say otherwise.
+        From then on warnings are printed as their text only, the process is connected with the others of
+        `--distributed`, of which only the first one prints, and JAX keeps compiled programs, unless the command line or
+        JAX's own settings say otherwise.
         """
+        logging.basicConfig()  # adds a handler, unless there is one
+        for handler in logging.root.handlers:
+            handler.setFormatter(logging.Formatter("%(message)s"))
         args = sys.argv[1:] if args is None else args
         options = super().parse_args(args)
         names = Counter(text.partition("=")[0] for text in takewhile(lambda text: text != "--", args))

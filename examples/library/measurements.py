@@ -1,11 +1,12 @@
 """What the steps of a training measure: fetched while later steps run, logged, and shown in a line of progress."""
 
 import contextlib
+import csv
 import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,13 +18,19 @@ from .checkpoints import Checkpoints, SaveError
 from .files import replaced, to_json
 
 Item = TypeVar("Item")
+COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of jax.monitoring
+_compilations: list[float] = []  # the seconds of each one in this process
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: _compilations.append(seconds) if event == COMPILED else None
+)
 
 
 class Log:
     """A file with one JSON object for each step: what it measured by name, "step", "milliseconds" and "waited".
 
     "milliseconds" is the time from the end of the step before on the devices to that of this one, and "waited" for how
-    many of these the devices were idle because the batch was not ready. The first of several processes writes the file.
+    many of these the devices were idle because the batch was not ready. A file with the ending .csv beside it has the
+    same numbers, of those names that the first step has. The first of several processes writes the files.
     """
 
     def __init__(self, path: Path, steps: int, tensorboard: Path | None = None):
@@ -31,7 +38,8 @@ class Log:
 
         tensorboard: a folder that gets the same numbers, and scores, for TensorBoard.
         """
-        self.path = path
+        self.path, self._table = path, path.with_suffix(".csv")
+        self._columns: list[str] = []
         self._board = Board(tensorboard, steps) if tensorboard and jax.process_index() == 0 else None
         if jax.process_index() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,15 +53,23 @@ class Log:
                     file.write_text("".join(f"{to_json(line)}\n" for line in kept))
             else:
                 path.unlink(missing_ok=True)
+            self._table.unlink(missing_ok=True)
+            self._add_rows(kept)
 
     def write(self, step: int, found: Mapping[str, float]) -> None:
         """Adds a line. Raises SaveError if the operating system refuses it."""
         if jax.process_index() == 0:
             with _naming_step(step), self.path.open("a") as file:
                 file.write(to_json({"step": step, **found}) + "\n")
+                self._add_rows([{"step": step, **found}])
         if self._board:
             with _naming_step(step):
                 self._board.write(step, found)
+
+    def _add_rows(self, lines):
+        if lines:
+            with self._table.open("a", newline="") as file:
+                self._columns = _write_rows(file, lines, self._columns)
 
     def draw(self, step: int, scores: Mapping[str, float]) -> None:
         """Only adds numbers for TensorBoard, and flushes them."""
@@ -92,6 +108,21 @@ class Log:
         for line in self.read():
             waited, total = waited + line["waited"], total + line["milliseconds"]
         return waited / max(total, 1e-9)
+
+
+def write_table(path: Path, lines: Sequence[Mapping[str, float]]) -> None:
+    """Writes a CSV file with the names of the first of these lines."""
+    with replaced(path) as part, part.open("w", newline="") as file:
+        _write_rows(file, lines)
+
+
+def _write_rows(file, lines, columns=None):
+    """Adds lines with these columns to a CSV file; by default those of the first line, whose names come before it."""
+    writer = csv.DictWriter(file, columns or list(lines[0]), extrasaction="ignore", lineterminator="\n")
+    if not columns:
+        writer.writeheader()
+    writer.writerows(lines)
+    return writer.fieldnames
 
 
 def _parsed(line):
@@ -168,13 +199,15 @@ class Measurements:
         self._last: dict[str, float] = {}
         silent = jax.process_index() > 0
         self._progress = tqdm(steps, title, steps.stop, initial=steps.start, mininterval=1, disable=silent)
-        self._waited = 0.0
+        self._waited, self._ended = 0.0, time.perf_counter()
+        self._called, self._compilations = self._ended, len(_compilations)
         self._watcher = ThreadPoolExecutor(1)
-        self.restart()
 
     def restart(self) -> None:
         """Leaves out of all times what happened since the last step."""
-        self._ended = time.perf_counter()
+        now = time.perf_counter()
+        self._leave_out(now - self._ended)
+        self._ended = now
 
     def timed(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The batches, while the time that the devices wait for them is measured."""
@@ -190,10 +223,13 @@ class Measurements:
                 newest = self._pending[-1].ended
                 idle_from = max(idle_from, newest.result()) if newest.done() else got
             self._waited = max(got - idle_from, 0.0)
+            self._called, self._compilations = time.perf_counter(), len(_compilations)
             yield batch
 
     def add(self, step: int, measured: dict[str, jax.Array], flag: Any) -> None:
         """What a step that was started will measure, and a number that is positive if the run is to end."""
+        if len(_compilations) > self._compilations:  # the first step with arrays of these shapes
+            self._leave_out(time.perf_counter() - self._called)
         self._pending.append(_Pending(step, measured, flag, self._waited, self._watcher.submit(_end_of, measured)))
 
     def fetch(self, most: int) -> bool:
@@ -222,6 +258,12 @@ class Measurements:
         """Ends the line of progress."""
         self._watcher.shutdown(wait=False)
         self._progress.close()
+
+    def _leave_out(self, seconds: float) -> None:
+        """Has the line of progress not count so many seconds, so that the time that it says remains is without them."""
+        if not self._progress.disable:
+            self._progress.start_t += seconds
+            self._progress.last_print_t += seconds
 
     def _show(self, found: dict[str, float], seconds: float) -> None:
         shown = {name: f"{found[name]:.3g}" for name in ("loss", "rate") if name in found}

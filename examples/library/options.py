@@ -5,9 +5,10 @@ import importlib.util
 import io
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,7 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     validation_help = "what to compute AP on, named in the same way; the default part is val"
     add("--validation", type=Path, nargs="+", metavar=("ANNOTATIONS", "IMAGES"), help=validation_help)
     add("--best", metavar="SCORE", help="the score that decides which weights are kept as the best; by default AP")
-    add("--patience", type=int, metavar="N", help="stop when that score has not risen for N evaluations")
+    add("--patience", type=int, metavar="N", help="stop when it has not risen for N evaluations; by default, never")
     add("--evaluate-only", action="store_true", help="train nothing, and compute the AP of the checkpoint")
     add("--objects", type=int, help="how many objects of an image are trained on at most; by default all")
     add("--background", action="store_true", help="train on images without annotations, too, against false detections")
@@ -59,15 +60,23 @@ def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out:
     add("--tensorboard", action="store_true", help="write losses and scores for TensorBoard, too")
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any; --steps may have grown")
     add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
-    add("--steps", type=int, default=steps, help="%(default)s")
+    add("--steps", type=int, default=steps, help="steps of the optimiser (%(default)s)")
     return parser
 
 
-def add_recipe(parser: argparse.ArgumentParser, recipe: type, helps: Mapping[str, str], default: str = "") -> None:
-    """Adds an option for each field of a recipe in `helps`; default: describes it in place of the field's value."""
+def add_recipe(
+    parser: argparse.ArgumentParser,
+    recipe: type,
+    helps: Mapping[str, str],
+    variants: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+    """Adds an option for each field of a recipe in `helps`; variants: other defaults, by the type of a model."""
     for name, what in helps.items():
-        value = getattr(recipe, name)
-        about = f"{what}; {default}" if default else f"{what} ({value})"
+        value, models = getattr(recipe, name), defaultdict(list)
+        for model, defaults in variants.items():
+            models[defaults.get(name, value)].append(model)
+        others = [f"{other} for {' and '.join(models[other])}" for other in models if other != value]
+        about = f"{what} ({', '.join([str(value), *others])})"
         parser.add_argument(f"--{name.replace('_', '-')}", type=int if isinstance(value, int) else float, help=about)
 
 

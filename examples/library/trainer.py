@@ -1,6 +1,7 @@
 """What a command that trains does after it has read its options: it trains, evaluates and writes the results."""
 
 import argparse
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,10 @@ from .devices import check_same, chosen, on_own
 from .files import digest, to_json
 from .gradients import described_rates
 from .loop import Run, evaluations_since_best
+from .measurements import write_table
+from .mistakes import draw as draw_mistakes
 from .photographs import ImageError
-from .precision import NotFiniteError
+from .precision import OF_CLASS, Evaluation, NotFiniteError
 
 # What --resume may change: folders, which may have moved, and if it is given, what a run whose losses explode may need.
 FOLDERS = ("images", "validation images")
@@ -30,11 +33,12 @@ def run(
     program: str,
     options: argparse.Namespace,
     dataset: Dataset,
+    validation: Dataset | None,
     train: Callable[..., Run],
     variables: Any,
     *,
     kept: Callable[[Any], Any],
-    measure: Callable[[Any], dict[str, float]],
+    measure: Callable[[Any], Evaluation],
     save: Callable[[Path, Any], None],
     suffix: str = "",
     draw: Callable[[Path, Any], None] | None = None,
@@ -45,27 +49,33 @@ def run(
 
     Several processes run it together. The first one writes the results, and the others wait for it.
     train: takes the folder of checkpoints, and options of `fit`. kept: from a state to the variables to keep.
-    measure: the scores of variables. save: writes variables to a path, which has the suffix. draw: writes a picture of
-    what is found. settings: what else decides the result. scores: the names of those that are drawn, with the best one
-    of the options.
+    measure: evaluates variables on the validation data. save: writes variables to a path, which has the suffix.
+    draw: writes a picture of what is found. settings: what else decides the result. scores: the names of those that are
+    drawn, with the best one of the options.
     """
     out, loading = options.out, options.loading
     best, model = (out / f"{name}{suffix}" for name in ("best", "model"))
-    results, plot, picture = (out / name for name in ("results.json", "curves.png", "detections.png"))
-    outputs = [best, model, results, plot, picture]
+    pictures = plot, picture, mistakes = [out / f"{name}.png" for name in ("curves", "detections", "mistakes")]
+    results, table = out / "results.json", out / "scores.csv"
+    outputs = [best, model, results, table, *pictures]
     devices, is_first = chosen(options.devices), jax.process_index() == 0
     on_devices = partial(on_own, devices, loading.batch_size)
 
     def evaluate(state, steps, before):
-        found = on_devices(measure, kept(state))
+        listed, found = on_devices(measure, kept(state))
         print(f"step {steps}: {described(found)}")
-        if is_first and evaluations_since_best(before | {str(steps): found}, options.best) == 0:
-            save(best, jax.device_get(kept(state)))
+        if is_first:
+            scores = before | {str(steps): found}
+            if evaluations_since_best(scores, options.best) == 0:
+                save(best, jax.device_get(kept(state)))
+            write_table(table, [{"step": step, **scores[step]} for step in scores])
+            draw_mistakes(mistakes, validation, listed)
         return found
 
     try:
         if options.evaluate_only:
-            print(described(on_devices(measure, variables)))
+            scores = on_devices(measure, variables).scores
+            print("\n".join([described(scores), *described_by_class(scores)]))
             return
         if options.overwrite and options.checkpoint and options.checkpoint.resolve() in [*map(Path.resolve, outputs)]:
             raise StartError(f"--checkpoint must be none of what --overwrite deletes, got {options.checkpoint}")
@@ -115,13 +125,29 @@ def run(
     if found.steps < options.recipe.steps:
         best_step = list(found.scores)[-1 - evaluations_since_best(found.scores, options.best)]
         print(f"{options.best} has not risen since step {best_step}. Continue with --resume and a larger --patience.")
+    for line in described_by_class(found.scores[max(found.scores, key=int)]) if found.scores else ():
+        print(line)
     print(f"The checkpoint is {model}. The loop waited for data {found.log.waiting():.0%} of the time.")
 
 
 def described(scores: Mapping[str, float]) -> str:
-    """Scores in percent.
+    """Scores in percent, without those of one class.
 
-    >>> described({"AP": 0.4321, "AP50": 1.0})
+    >>> described({"AP": 0.4321, "AP50": 1.0, "AP of cat": 0.4321})
     'AP 43.2, AP50 100.0'
     """
-    return ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
+    return ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items() if OF_CLASS not in name)
+
+
+def described_by_class(scores: Mapping[str, float]) -> list[str]:
+    """A line for each kind of scores of one class, in percent.
+
+    >>> described_by_class({"AP": 0.5, "AP of cat": 0.75, "AP of dog": 0.25})
+    ['AP of classes: cat 75.0, dog 25.0']
+    """
+    found = defaultdict(list)
+    for name, score in scores.items():
+        kind, is_of_class, label = name.partition(OF_CLASS)
+        if is_of_class:
+            found[kind].append(f"{label} {100 * score:.1f}")
+    return [f"{kind} of classes: {', '.join(listed)}" for kind, listed in found.items()]

@@ -2,7 +2,8 @@
 
 python -m examples.rcnn mask_rcnn_r50_fpn_mdconv_c3-c5_1x_coco.pth photo.jpg
 python -m examples.rcnn out/rcnn/model.npz photo.jpg --threshold 0.3 --out found.png
-python -m examples.rcnn out/rcnn/model.npz FOLDER --out found    # all images of a folder
+python -m examples.rcnn out/rcnn/model.npz FOLDER --out found    # all images and videos of a folder
+python -m examples.rcnn out/rcnn/model.npz video.mp4 --out found.mp4 --json found.json
 
 model.npz is what `python -m examples.rcnn.train` has written. If a checkpoint does not name its classes, pass
 --names annotations.json, a file of what it was trained on.
@@ -14,9 +15,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from examples.library import objects
+from examples.library import detecting
 from examples.library.annotations import read_names
-from examples.library.photographs import opened
+from examples.library.objects import Objects, checked_threshold
 from examples.library.precision import check_finite
 
 from .config import Config
@@ -26,7 +27,7 @@ from .options import CHECKPOINT_HELP, add_settings, read_checkpoint
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    parser = objects.make_parser("python -m examples.rcnn", __doc__, CHECKPOINT_HELP)
+    parser = detecting.make_parser("python -m examples.rcnn", __doc__, CHECKPOINT_HELP)
     parser.add_argument(
         "--names",
         type=Path,
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scale", type=int, nargs=2, help=size_help)
     add_settings(parser)
     options = parser.parse_args(arguments)
-    threshold = objects.checked_threshold(parser, options)
+    threshold = checked_threshold(parser, options)
     if options.scale and min(options.scale) < 1:
         parser.error(f"--scale must be positive, got {options.scale}")
     scale = tuple(options.scale) if options.scale else None
@@ -45,14 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if threshold < (lowest := model.config.objects.score_threshold):
             print(f"The model finds objects with scores from {lowest} on (--set objects.score_threshold=SCORE).")
         names = class_names(options.names, model.config)
-        for path, picture in objects.pictures(options.images, options.out):
-            image = opened(path)
+
+        def find(image, name):
             found = jax.device_get(detect(model, variables, np.asarray(image)[None], scale))
-            check_finite(path, found.scores[0], found.boxes[0])
+            check_finite(name, found.scores[0], found.boxes[0])
             kept = found.scores[0] >= max(threshold, np.finfo(np.float32).tiny)  # padding has a score of 0
             masks = None if found.masks is None else found.masks[0][kept]
-            detected = objects.Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept], masks)
-            objects.report(picture, image, detected, names)
+            return Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept], masks)
+
+        detecting.run(options, find, names)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 

@@ -191,7 +191,7 @@ def encoded(mask: np.ndarray) -> dict:
 
 
 def average_precision(dataset: Dataset, listed: list[dict], masks: bool) -> dict[str, float]:
-    """COCO's AP (IoU 0.50 to 0.95), AP50 and AP75 of boxes and, if asked for, of masks."""
-    kinds = {"box": "bbox"} | ({"mask": "segm"} if masks else {})
-    scores = {name: precision.average_precision(dataset.annotations, listed, kind) for name, kind in kinds.items()}
+    """COCO's AP (IoU 0.50 to 0.95), AP50, AP75 and AP of each class, of boxes and, if asked for, of masks."""
+    kinds, measure = {"box": "bbox"} | ({"mask": "segm"} if masks else {}), precision.average_precision
+    scores = {name: measure(dataset.annotations, listed, kind, of_classes=True) for name, kind in kinds.items()}
     return {f"{name} {score}": value for name, found in scores.items() for score, value in found.items()}

@@ -1,4 +1,4 @@
-"""Fine-tune Mask R-CNN or Faster R-CNN on images with annotations in the format of COCO.
+"""Fine-tune Mask R-CNN or Faster R-CNN on images with annotations of COCO, YOLO or Pascal VOC.
 
 python -m examples.rcnn.train ANNOTATIONS.json IMAGES --checkpoint CHECKPOINT --validation ANNOTATIONS.json IMAGES
 python -m examples.rcnn.train ANNOTATIONS.json IMAGES --backbone resnet50.pth   # from a ResNet of ImageNet
@@ -27,6 +27,7 @@ from examples.library.files import digest
 from examples.library.gradients import by_group, gradients
 from examples.library.loop import State, first_state
 from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
+from examples.library.precision import Evaluation
 from examples.resnet.model import FIRST_LAYERS, PLAIN
 
 from .coco import Loading, average_precision, evaluation_batches, results, training_batches
@@ -154,7 +155,7 @@ def train(
     )
 
 
-def evaluated(model: RCNN, variables: dict, dataset: Dataset, loading: Loading) -> dict[str, float]:
+def evaluated(model: RCNN, variables: dict, dataset: Dataset, loading: Loading) -> Evaluation:
     """The average precision of a model on a data set, which the processes share."""
     listed = []
     for ids, images in evaluation_batches(dataset, loading, model.config):
@@ -162,7 +163,8 @@ def evaluated(model: RCNN, variables: dict, dataset: Dataset, loading: Loading) 
         for row, image in enumerate(ids):
             of_image = Detections(*(part if part is None else part[row] for part in found))
             listed += results(dataset, image, of_image, model.config.scale)
-    return average_precision(dataset, gathered(listed), model.config.masks)
+    listed = gathered(listed)
+    return Evaluation(listed, average_precision(dataset, listed, model.config.masks))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -175,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         PROGRAM,
         options,
         dataset,
+        validation,
         partial(train, model, variables, options.recipe, partial(training_batches, dataset, loading)),
         variables,
         kept=lambda state: {"params": state.params, "batch_stats": statistics},

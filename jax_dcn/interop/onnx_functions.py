@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from jax_dcn._operators.aggregation import geometry as aggregation_geometry
 from jax_dcn._operators.aggregation.arguments import Operands as AggregationOperands
@@ -249,3 +250,14 @@ def pad(x: jax.Array, value: jax.Array, *, padding_config: Any) -> jax.Array:
 
     result: jax.Array = NODE.bind(x, value, write=write, shape=shape)
     return result
+
+
+def platform_index(*, platforms: Any) -> jax.Array:
+    """A number that `cond` does not use, but jax2onnx needs."""
+    return jnp.zeros((), jnp.int32)
+
+
+def cond(index: jax.Array, *operands: jax.Array, branches: Any, branches_platforms: Any, **params: Any) -> Any:
+    """The branch of `jax.lax.platform_dependent` for all platforms that it does not name, or else the last one."""
+    chosen = branches_platforms.index(None) if None in branches_platforms else -1
+    return jaxpr_as_fun(branches[chosen])(*operands)

@@ -155,10 +155,16 @@ def _pads_symbolic(x: Any, *, padding_config: Any) -> bool:
     return not is_known and x.dtype == jnp.float32 and not any(interior for *_, interior in padding_config)
 
 
+def _depends_on_platform(index: Any, *, branches_platforms: Any = None, **params: Any) -> bool:
+    """Whether the branches are those of `jax.lax.platform_dependent`."""
+    return branches_platforms is not None
+
+
 _REPLACEMENTS: tuple[tuple[Callable[..., Any], Callable[..., bool]], ...] = (
     (onnx_functions.reduce_window_max, _windows_images),
     (onnx_functions.reduce_window_sum, _windows_images),
     (onnx_functions.pad, _pads_symbolic),
+    (onnx_functions.cond, _depends_on_platform),
 )
 
 
@@ -170,5 +176,6 @@ def _lowerings(others: Mapping[str, Any]) -> dict[str, Any]:
     for function, applies in _REPLACEMENTS:
         name = function.__name__
         lowerings[name] = _Replacement(function, applies, others[name])
-    nms = _Function(onnx_functions.nms_of_examples)
-    return lowerings | {onnx_functions.NODE.name: _Node(), onnx_functions.NMS.name: nms}
+    nms, index = _Function(onnx_functions.nms_of_examples), _Function(onnx_functions.platform_index)
+    lowerings |= {onnx_functions.NMS.name: nms, "platform_index": index}
+    return lowerings | {onnx_functions.NODE.name: _Node()}

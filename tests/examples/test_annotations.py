@@ -19,6 +19,7 @@ from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, read_names, run_lengths
 from examples.library.coco import read
 from examples.library.files import digest
+from examples.library.mistakes import draw as draw_mistakes
 from examples.library.options import checked, read_data, training_parser
 from examples.library.photographs import ImageError
 from examples.rcnn import coco as rcnn
@@ -151,6 +152,43 @@ def test_ids_are_labels(ids, folder):
     named = ("image_id", "category_id", "bbox")
     found = [{"score": 0.9, **{name: one[name] for name in named}} for one in dataset.annotations.anns.values()]
     assert precision.average_precision(dataset.annotations, found)["AP"] == 1
+
+
+def test_mistakes(folder):
+    """Neither crowds nor results with a low score count. The images with most mistakes are first, and are drawn."""
+    made = content()
+    first = made["annotations"][0]
+    made["annotations"] = [
+        first | {"id": number, "image_id": image, "bbox": box, "iscrowd": crowd}
+        for number, (image, box, crowd) in enumerate(
+            [(5, [2, 2, 6, 6], 0), (1, [2, 2, 6, 6], 0), (1, [10, 2, 6, 6], 0), (1, [0, 0, 20, 10], 1)]
+        )
+    ]
+    dataset = read(*written(folder, made))
+    kept = {"category_id": dataset.categories[0]}
+    found = [
+        kept | {"image_id": image, "bbox": box, "score": score}
+        for image, box, score in [
+            (1, [2, 2, 6, 5], 0.9),
+            (1, [12, 2, 6, 5], 0.3),
+            (1, [12, 2, 6, 5], 0.5),
+            (2, [10, 3, 6, 6], 0.4),
+        ]
+    ]
+    mistakes = precision.mistakes(dataset.annotations, found, 0.4)
+    assert {image: [[one["bbox"] for one in part] for part in parts] for image, parts in mistakes.items()} == {
+        1: [[], [[12, 2, 6, 5]]],
+        2: [[[2, 2, 6, 6]], []],
+    }
+    found.append(kept | {"image_id": 2, "bbox": [0, 0, 2, 2], "score": 0.5})  # in the crowd
+    assert precision.mistakes(dataset.annotations, found, 0.4) == mistakes
+    picture = folder / "mistakes.png"
+    draw_mistakes(picture, dataset, found)
+    assert picture.exists()
+    objects = [one for one in dataset.annotations.anns.values() if not one["iscrowd"]]
+    right = [kept | {"image_id": one["image_id"], "bbox": one["bbox"], "score": 1.0} for one in objects]
+    draw_mistakes(picture, dataset, right)
+    assert not picture.exists()
 
 
 def test_boxes_that_leave_the_image(folder):

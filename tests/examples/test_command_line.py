@@ -1,10 +1,17 @@
-"""Compiled programs that commands keep for later starts. Each start is a process of its own."""
+"""The help of commands, their warnings, and compiled programs that they keep for later starts."""
 
+import logging
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+
+from examples.aliked import train as aliked
+from examples.detr import train as detr
+from examples.library.command_line import Parser
+from examples.rcnn import train as rcnn
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -50,3 +57,31 @@ def test_programs_are_kept_only_where_and_if_the_user_wants(run, tmp_path):
     assert "kept" not in compiled and run(JAX_ENABLE_COMPILATION_CACHE="false") == (compiled, set())
     said, kept = run(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "chosen"))
     assert f"kept in {tmp_path}/chosen " in said and {name.partition("/")[0] for name in kept} == {"chosen"}
+
+
+@pytest.mark.parametrize("command", [aliked, detr, rcnn])
+def test_help_has_a_number_for_each_field_of_the_recipe(command, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for field in command.RECIPE_HELP:
+        option = f"--{field.replace('_', '-')} {field.upper()} "
+        about = text[text.rindex(option) + len(option) :].partition(" --")[0]
+        assert about.startswith(command.RECIPE_HELP[field])
+        assert re.search(rf"\({re.escape(str(getattr(command.Recipe, field)))}[,)]", about), about
+    if command is detr:
+        assert "(0.0001, 0.0002 for d_fine and deformable_detr)" in text
+
+
+def test_warnings_are_printed_as_their_text(capsys):
+    """Whoever has set up logging before."""
+    logger = logging.getLogger("examples.library.annotations")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    logging.root.addHandler(handler)
+    try:
+        Parser("command", "A command.", compiles=False).parse_args([])
+        logger.warning("%s has a field", "a.json")
+    finally:
+        logging.root.removeHandler(handler)
+    assert capsys.readouterr().out == "a.json has a field\n"

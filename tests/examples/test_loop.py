@@ -1,5 +1,6 @@
 """The training loop: a run that ends early, in whatever way, can be resumed."""
 
+import csv
 import dataclasses
 import gc
 import json
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tqdm import tqdm
 
 from examples.library.batches import ahead
 from examples.library.checkpoints import locked
@@ -32,6 +34,8 @@ from examples.library.loop import Start, StartError, first_state, fit, update
 from tests.helpers.slow import slow_unless
 
 pytestmark = pytest.mark.platforms("cpu")
+
+LOGS = {"log.jsonl", "log.csv"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +141,7 @@ def test_an_interruption_saves_the_last_state(number, tmp_path):
     usual = signal.getsignal(number)
     with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
         run(tmp_path, evaluate=interrupt)
-    assert {path.name for path in tmp_path.iterdir()} == {"3", "scores.json", "log.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "scores.json", *LOGS}
     assert signal.getsignal(number) is usual
     assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
 
@@ -199,7 +203,7 @@ def ends_with_an_error(directory, error, saved, **options):
         run(directory, **options)
     note = f"Step {saved[-1]} is saved. Continue with --resume." if saved else "No step is saved."
     assert caught.value.__notes__ == [note]
-    assert {path.name for path in directory.iterdir()} - {"log.jsonl"} == {*saved}
+    assert {path.name for path in directory.iterdir()} - LOGS == {*saved}
     assert run(directory, resume=True).losses == run(directory / "whole").losses
 
 
@@ -263,7 +267,7 @@ def test_a_full_disk(limit, tmp_path, caplog):
     assert caught.value.__notes__ == ["Step 2 is saved. Continue with --resume."]
     assert "\n" not in str(caught.value) and not caplog.records
     assert run(tmp_path, Recipe(checkpoint_every=3), resume=True).losses == run(tmp_path / "whole").losses
-    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole", "log.jsonl"}  # and nothing unfinished
+    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole", *LOGS}  # and nothing unfinished
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -292,7 +296,7 @@ with locked(Path({str(tmp_path)!r})):
     recipe = Recipe(saved + 3, checkpoint_every=1)
     with locked(tmp_path):
         assert run(tmp_path, recipe, resume=True).losses == run(tmp_path / "whole", recipe).losses
-    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole", ".lock", "log.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole", ".lock", *LOGS}
 
 
 def test_patience(tmp_path):
@@ -372,6 +376,8 @@ def test_a_log_that_is_damaged(tmp_path, capsys):
         found = run(tmp_path / name, resume=True)
         left = {4: [4, 5], 3: [0, 4, 5], 1: [0, 2, 3, 4, 5]}[lacking]
         assert found.losses == [whole.losses[step] for step in left]
+        _, *rows = csv.reader((tmp_path / name / "log.csv").read_text().splitlines())
+        assert [int(row[0]) for row in rows] == [step + 1 for step in left]
         assert f"log.jsonl lacks {lacking} of the 4 steps that are saved.{said}\n" in capsys.readouterr().out
 
 
@@ -386,7 +392,7 @@ def test_damaged_files(tmp_path, caplog):
         "changed": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
         "deleted": None,
     }
-    names = [file.relative_to(whole) for file in whole.rglob("*") if file.is_file() and file.name != "log.jsonl"]
+    names = [file.relative_to(whole) for file in whole.rglob("*") if file.is_file() and file.name not in LOGS]
     for number, (name, damage) in enumerate((name, damage) for name in names for damage in damages.values()):
         folder = tmp_path / str(number)
         shutil.copytree(whole, folder)
@@ -445,6 +451,32 @@ def test_another_division_of_each_batch(tmp_path, capsys):
     np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-6)
     with pytest.raises(StartError, match="batch_size must be a multiple of 4 devices times accumulate=4, got 8"):
         train(tmp_path / "parts", 4, 4, resume=True)
+
+
+def test_the_time_that_remains_is_without_compilation(tmp_path, monkeypatch):
+    """And without evaluations: both take longer than the line of progress counts."""
+    bars, seconds = [], 0.3
+
+    def bar(*arguments, **options):
+        bars.append(tqdm(*arguments, **options))
+        return bars[-1]
+
+    @jax.jit
+    def step(state, batch):
+        time.sleep(seconds)  # while jax traces
+        return state, {"loss": jnp.sum(batch)}
+
+    def evaluate(*_):
+        time.sleep(seconds)
+        return {"AP": 0.5}
+
+    monkeypatch.setattr("examples.library.measurements.tqdm", bar)
+    began = time.time()
+    sizes = [1, 1, 2]  # two programs
+    load = lambda steps: (jnp.ones(sizes[number]) for number in steps)  # noqa: E731
+    state = {"x": jnp.ones(())}
+    fit(step, Start(lambda: state, state), load, Recipe(3, evaluate_every=2), tmp_path, evaluate=evaluate)
+    assert bars[0].format_dict["elapsed"] < time.time() - began - 4 * seconds
 
 
 def test_steps_are_started_before_earlier_ones_are_fetched(tmp_path):

@@ -273,7 +273,9 @@ def test_average_precision_of_the_truth(digits_folder):
         listed += coco.results(dataset, image, found, loading.size)
     scores = coco.average_precision(dataset, listed, masks=True)
     assert scores["box AP"] == pytest.approx(1) and scores["mask AP50"] == pytest.approx(1)
-    assert set(coco.average_precision(dataset, [], masks=False).values()) == {0.0}
+    nothing = coco.average_precision(dataset, [], masks=False)
+    assert {nothing[name] for name in ("box AP", "box AP50", "box AP75")} == {0.0}
+    assert {name.removeprefix("box AP of ") for name in [*nothing][3:]} == {*dataset.names}
     other_classes = dataset._replace(categories=[None] * 10)
     message = "objects found in 000001.png must have finite scores and boxes, got score "
     for change in ({"scores": np.full_like(found.scores, np.nan)}, {"boxes": found.boxes + np.inf}):

@@ -16,7 +16,7 @@ from examples.library.files import replaced
 from examples.library.loop import Start, first_state, fit, update
 from examples.library.options import NO_IMAGES, checked, choose_best, training_parser
 from examples.library.photographs import ImageError
-from examples.library.precision import check_finite
+from examples.library.precision import Evaluation, check_finite
 from tests.examples.test_loop import Recipe, strict_json
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -63,15 +63,18 @@ def command(out, *arguments, load=batches, measure=None, draw=None, images="imag
         with replaced(path) as file:
             file.write_text(str(int(variables)))
 
-    measure = measure or (lambda count: {name: values[int(count) - 1] for name, values in SCORES.items()})
+    def scores_of(count):
+        return Evaluation([], {name: values[int(count) - 1] for name, values in SCORES.items()})
+
     trainer.run(
         "train",
         options,
         NO_IMAGES,
+        NO_IMAGES,
         train,
         None,
         kept=lambda state: state.step,
-        measure=measure,
+        measure=measure or scores_of,
         save=save,
         draw=draw,
         settings={"clip_norm": options.clip_norm or 1.0},
@@ -86,6 +89,7 @@ def test_the_best_by_any_score(best, expected, tmp_path, capsys):
     assert (tmp_path / "best").read_text() == expected and (tmp_path / "model").read_text() == "4"
     result = strict_json((tmp_path / "results.json").read_text())
     assert [found["AP"] for found in result["scores"].values()] == [None, 0.5, 0.4, 0.3]
+    assert (tmp_path / "scores.csv").read_text() == "step,AP,AP50\n1,nan,0.1\n2,0.5,0.2\n3,0.4,0.4\n4,0.3,0.3\n"
 
 
 def test_patience_and_more_of_it(tmp_path, capsys):
@@ -138,7 +142,7 @@ def test_errors_say_how_to_go_on(tmp_path):
     def measure(count):
         if count in (None, 3):  # None: of --evaluate-only
             check_finite("b.png", [1.0], [[math.nan] * 4])
-        return {"AP": 0.1, "AP50": 0.1}
+        return Evaluation([], {"AP": 0.1, "AP50": 0.1})
 
     def draw(path, variables):
         raise OSError(f"{path.name} of {variables} cannot be written")
@@ -186,7 +190,8 @@ def test_a_run_goes_on_with_the_same_files(name, setting, tmp_path, capsys):
 def test_a_run_that_overwrites_another(tmp_path):
     """What it does not write itself, such as the best weights without validation data, is not left from the other."""
     command(tmp_path, draw=lambda path, _: path.touch())
-    written = ["best", "checkpoints", "curves.png", "detections.png", "log.jsonl", "model", "results.json"]
+    written = ["best", "checkpoints", "curves.png", "detections.png", "log.csv", "log.jsonl", "model", "results.json"]
+    written += ["scores.csv"]
     given = [".lock", "a.json", "b.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(given + written)
     with pytest.raises(SystemExit, match="error: --checkpoint must be none of what --overwrite deletes, got best"):

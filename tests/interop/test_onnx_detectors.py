@@ -12,17 +12,20 @@ pytest.importorskip("pycocotools")
 
 from examples import detr
 from examples.detr import weights
+from examples.detr.evaluate import Detector
 from examples.rcnn.config import Config, ObjectLimits, Proposals
 from examples.rcnn.detector import RCNN
 from jax_dcn import interop
 from tests.helpers import detr_training
 from tests.helpers.onnx import run as in_onnxruntime
+from tests.helpers.pages import blocks
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
     pytest.mark.thorough,
     pytest.mark.filterwarnings("ignore"),  # of jax2onnx
 ]
+onnx = pytest.importorskip("onnx")
 pytest.importorskip("jax2onnx")
 
 RT_DETR = json.loads((pathlib.Path(detr.__file__).parent / "small.json").read_text())
@@ -89,17 +92,20 @@ def test_detectors(name):
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["deformable_detr", "deformable_detr_two_stage", "d_fine_simple"])
-@pytest.mark.parametrize("batch, sizes", [(2, [2]), ("batch", [1, 3])])
-def test_detection_transformers(name, batch, sizes):
-    checkpoint = weights.load(detr_training.FOLDER / name)
-
-    def detect(images):
-        found = checkpoint.model.apply(checkpoint.variables, images)
-        return found.boxes, found.logits
-
-    model = interop.model_to_onnx(detect, [(batch, 64, 64, 3)])
-    for size in sizes:
-        images = np.random.default_rng(size).normal(size=(size, 64, 64, 3)).astype(np.float32)
-        for found, expected in zip(in_onnxruntime(model, images), jax.jit(detect)(images), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("name", ["deformable_detr", "deformable_detr_two_stage", "rt_detr_v2", "d_fine_simple"])
+def test_the_page_exports_a_trained_detector(name, tmp_path):
+    """By its own lines, for any number of images."""
+    names = {}
+    (block,) = [one.text for one in blocks("docs/detection_transformers.md", "python") if "def export" in one.text]
+    exec(block, names)
+    folder, path, side = detr_training.FOLDER / name, tmp_path / "detector.onnx", 64
+    names["export"](folder, path, side)
+    checkpoint, model = weights.load(folder), onnx.load(path)
+    assert [one.name for one in (*model.graph.input, *model.graph.output)] == ["images", "boxes", "scores"]
+    for count in (1, 3):
+        images = np.random.default_rng(count).uniform(0, 255, (count, side, side, 3)).astype(np.float32)
+        boxes, scores = in_onnxruntime(model, images)
+        arguments = Detector.of(checkpoint).arguments(images, np.ones(images.shape[:3], bool))
+        expected = checkpoint.model.apply(checkpoint.variables, *arguments)
+        np.testing.assert_allclose(boxes, expected.boxes, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(scores, jax.nn.sigmoid(expected.logits), rtol=1e-3, atol=1e-4)

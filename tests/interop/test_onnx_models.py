@@ -156,6 +156,16 @@ def test_nms_is_the_usual_one_after_an_export():
     jax.tree.map(np.testing.assert_array_equal, suppress(*given), before)
 
 
+@pytest.mark.parametrize("others", ["default", "cuda"])
+def test_what_depends_on_the_platform(others):
+    """A model has only the form for platforms without one of their own, or else the last."""
+    forms = {"cpu": lambda x: x + x, others: lambda x: jnp.maximum(x, -1e9) * 2}
+    forms |= {} if others == "default" else {"rocm": lambda x: jnp.maximum(x, -2e9) * 2}
+    double = jax.jit(lambda x: jax.lax.platform_dependent(x, **forms))
+    check(double, X, nodes=["Max", "Mul"])
+    assert not {"If", "Add"} & {node.op_type for node in interop.model_to_onnx(double, [X]).graph.node}
+
+
 def attributes():
     modules = jnp, jax.lax, jax.nn, flax.linen, flax.nnx
     classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}

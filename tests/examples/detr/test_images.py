@@ -73,20 +73,21 @@ def test_the_processor_of_a_trained_model(golden):
 
 
 @pytest.mark.parametrize("number", range(len(processors.COMMANDS)))
-def test_boxes_in_a_photo(number, golden, tmp_path, monkeypatch):
+def test_boxes_in_a_photo(number, golden, tmp_path):
     name, settings = processors.COMMANDS[number]
     checkpoint = weights.load(processors.CHECKPOINTS / name)
     processor = Preprocessor.from_json(checkpoint.model_type, settings)
     weights.save(tmp_path, checkpoint._replace(processor=processor))
     assert json.loads((tmp_path / "preprocessor_config.json").read_text()) == settings
     processors.image(*processors.PHOTO).save(tmp_path / "photo.png")
-    reports = []
-    monkeypatch.setattr(command, "report", lambda picture, image, objects, labels: reports.append(objects))
-    command.main([str(tmp_path), str(tmp_path / "photo.png"), "--threshold", str(processors.THRESHOLD)])
-    (objects,) = reports
-    assert_allclose(objects.scores, golden[f"{number}/scores"], atol=1e-5)
-    assert_allclose(objects.labels, golden[f"{number}/labels"])
-    assert_allclose(objects.boxes, golden[f"{number}/boxes"], atol=1e-3)
+    out, found = tmp_path / "out.png", tmp_path / "found.json"
+    files = [str(tmp_path / "photo.png"), "--out", str(out), "--json", str(found)]
+    command.main([str(tmp_path), *files, "--threshold", str(processors.THRESHOLD)])
+    objects = json.loads(found.read_text())[0]["objects"]
+    scores, boxes = ([one[name] for one in objects] for name in ("score", "box"))
+    assert_allclose(scores, golden[f"{number}/scores"], atol=1e-5)
+    assert [one["class"] for one in objects] == [checkpoint.labels[label] for label in golden[f"{number}/labels"]]
+    assert_allclose(np.reshape(boxes, (-1, 4)), golden[f"{number}/boxes"], atol=1e-3)
 
 
 def test_objects_that_are_not_finite(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ from PIL import Image
 
 from examples.detr import weights
 from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
-from examples.detr.evaluate import average_precision
+from examples.detr.evaluate import evaluated
 from examples.detr.images import Normalisation, Preprocessor
 from examples.detr.optimiser import Recipe, make_optimiser, rate
 from examples.detr.train import main, parse
@@ -99,12 +99,14 @@ def test_the_command(folder, tmp_path, capsys, caplog):
     assert {"loss", "rate", "loss_vfl", "loss_bbox_dn_0", "milliseconds"} <= first.keys()
     assert result["scores"].keys() == {"2", "3"}
     assert weights.load(tmp_path / "model").labels == weights.load(tmp_path / "best").labels == ["red", "yellow"]
-    for name in ("curves.png", "detections.png"):
+    assert {"AP of red", "AP of yellow"} <= result["scores"]["3"].keys()
+    for name in ("curves.png", "detections.png", "mistakes.png"):
         with Image.open(tmp_path / name) as picture:
             assert len(picture.convert("RGB").getcolors(10**7)) > 50
     main([*data(folder), "--validation", *data(folder), "--checkpoint", str(tmp_path / "best"), "--evaluate-only"])
     best = max(result["scores"].values(), key=lambda scores: scores["AP"])
-    assert capsys.readouterr().out.startswith(trainer.described(best))
+    printed = "\n".join([trainer.described(best), *trainer.described_by_class(best)])
+    assert capsys.readouterr().out.startswith(f"{printed}\n")
     with pytest.raises(SystemExit, match="has checkpoints of a run"):
         main([*data(folder), "--checkpoint", str(tmp_path / "model"), *options])
 
@@ -217,7 +219,7 @@ def test_objects_that_are_not_finite(folder, monkeypatch):
     monkeypatch.setattr("examples.detr.evaluate.find", lambda *_: (np.ones((2, 1)), np.zeros((2, 1), int), boxes, None))
     dataset = read(folder / "annotations.json", folder)._replace(categories=[None])
     with pytest.raises(ValueError, match=r"found in 2.png must have finite .*, got score 1.0 and box .*, nan"):
-        average_precision(None, None, dataset, Preprocessor.from_json("rt_detr_v2", {}), Loading((), 2))
+        evaluated(None, None, dataset, Preprocessor.from_json("rt_detr_v2", {}), Loading((), 2))
 
 
 def test_the_optimiser():

@@ -1,0 +1,50 @@
+"""A picture of the validation images in which a detector makes most mistakes."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from .coco import Dataset, open_image
+from .objects import draw_box
+from .precision import mistakes
+
+LOWEST_SCORE = 0.4  # of objects that are drawn, or count as wrong
+ROWS, COLUMNS = 2, 4
+FOUND, WRONG, MISSED = "lime", "red", "orange"
+
+
+def draw(path: Path, dataset: Dataset, results: Sequence[dict[str, Any]]) -> None:
+    """Writes a picture of the images with the most mistakes; without one, deletes it.
+
+    results: as of `average_precision`, with "bbox".
+    """
+    worst = mistakes(dataset.annotations, list(results), LOWEST_SCORE)
+    path.unlink(missing_ok=True)
+    if not worst:
+        return
+    figure = Figure(figsize=(4 * COLUMNS, 4.2 * ROWS), layout="constrained")
+    axes = figure.subplots(ROWS, COLUMNS, squeeze=False).ravel()
+    for ax in axes:
+        ax.set_axis_off()
+    for ax, (image, (missed, wrong)) in zip(axes, islice(worst.items(), ROWS * COLUMNS), strict=False):
+        pixels = np.asarray(open_image(dataset, image))
+        ax.imshow(pixels)
+        found = [one for one in results if one["image_id"] == image and one["score"] >= LOWEST_SCORE]
+        of_colours = ((FOUND, found), (MISSED, missed), (WRONG, wrong))  # the last ones on top
+        for colour, one in ((colour, one) for colour, listed in of_colours for one in listed):
+            x, y, width, height = one["bbox"]
+            score = f" {one['score']:.2f}" if "score" in one else ""
+            name = dataset.annotations.cats[one["category_id"]]["name"]
+            draw_box(ax, np.array([x, y, x + width, y + height]) - 0.5, colour, name + score, size=7)
+        ax.set(xlim=(-0.5, pixels.shape[1] - 0.5), ylim=(pixels.shape[0] - 0.5, -0.5))
+        name = dataset.annotations.imgs[image]["file_name"]
+        ax.set_title(f"{name}: {len(missed)} missed, {len(wrong)} wrong", fontsize=9, parse_math=False)
+    figure.suptitle(
+        f"The images with the most mistakes: {MISSED} objects are missed, {WRONG} ones are wrong, and {FOUND} ones are "
+        f"right (score from {LOWEST_SCORE}, IoU from 0.5)"
+    )
+    figure.savefig(path, dpi=80)
