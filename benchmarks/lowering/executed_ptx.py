@@ -20,6 +20,7 @@ from benchmarks.support.cached_build import ROOT, build
 
 LIB = ROOT / "lib"
 INTERPRETER = ROOT / "tests" / "kernels" / "ptx"
+KERNELS = sorted(LIB.glob("*/cuda*.cu"))
 DEVICE_FLAGS = {"roi_pool/cuda": ["--fmad=false"]}  # as in CMakeLists.txt
 HOST_COMPILER = "g++"
 HOST_FLAGS = "-fPIC,-fno-gnu-unique"  # so that libraries in one process do not share static variables
@@ -41,13 +42,14 @@ def module(architecture: int, nvcc: str | None = None) -> pathlib.Path:
     handlers = [*sorted(LIB.glob("*/handlers.cc")), *sorted(LIB.glob("*/handlers_cuda*.cc"))]
     others = [*sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc"]
     jobs = [(_handlers, path, nvcc) for path in (*handlers, *others)]
-    jobs += [(_kernel, path, architecture, nvcc) for path in sorted(LIB.glob("*/cuda*.cu"))]
+    jobs += [(_kernel, path, architecture, nvcc) for path in KERNELS]
     return _link("module.so", [*_run(jobs), _interpreter(nvcc)], ["-shared"])
 
 
-def program(source: pathlib.Path) -> pathlib.Path:
-    """An executable of a CUDA source."""
-    return _link(source.stem, [_kernel(source, ARCHITECTURE), _interpreter()], [])
+def program(source: pathlib.Path, *, has_kernels: bool = False) -> pathlib.Path:
+    """An executable of a CUDA source and, if it needs them, the package's kernels."""
+    sources = [source, *(KERNELS if has_kernels else ())]
+    return _link(source.stem, [*_run([(_kernel, path, ARCHITECTURE) for path in sources]), _interpreter()], [])
 
 
 def run(program: pathlib.Path, *arguments: str | pathlib.Path) -> tuple[int, str]:

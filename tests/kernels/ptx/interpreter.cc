@@ -83,6 +83,7 @@ void Launch::Fail(const Warp& warp, const Instruction& instruction, int lane, co
 void Launch::Run() {
   epochs_.launch = NextEpoch();
   const uint32_t blocks = grid_.blocks[0] * grid_.blocks[1] * grid_.blocks[2];
+  if (options_.only_last_block) return RunBlock(blocks - 1);
   std::vector<uint32_t> order(blocks);
   std::iota(order.begin(), order.end(), 0);
   for (uint32_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[Random() % i]);
@@ -295,6 +296,7 @@ const char* Launch::CheckGlobal(Warp& warp, Access access, uint64_t address, uin
   if (allocation.is_read_only) {
     return IsWrite(access) ? "writes an operand, at" : nullptr;
   }
+  if (allocation.cells.empty()) return nullptr;
   const uint64_t first = (address - allocation.base) / kGranule;
   for (uint32_t i = 0; i < std::max(bytes / kGranule, 1u); ++i) {
     const bool is_used = used_bytes >> i * kGranule & ((1 << kGranule) - 1);

@@ -27,6 +27,7 @@ constexpr uint64_t kCudaVersion = 13010;  // CUDA 13.1: the DCN_CUDA_VERSION of 
 struct Options {
   uint64_t seed = 1;               // of the order of blocks and warps
   uint64_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
+  uint64_t only_last_block = 0;    // of each launch runs, to test large arrays
   uint64_t sms = 132;
   uint64_t requires_loading = 0;  // of kernels, before they are launched
   // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's

@@ -108,11 +108,11 @@ Cell Cell::Guard() {
   return cell;
 }
 
-void AddAllocation(const void* base, size_t bytes, bool is_read_only) {
+void AddAllocation(const void* base, size_t bytes, bool is_read_only, bool is_recorded) {
   const uint64_t address = reinterpret_cast<uint64_t>(base);
   Allocation& allocation = allocations[address + bytes];
   allocation = {address, bytes, is_read_only, {}};
-  if (!is_read_only) allocation.cells.resize(bytes / kGranule + 1);
+  if (is_recorded && !is_read_only) allocation.cells.resize(bytes / kGranule + 1);
 }
 
 bool RemoveAllocation(const void* base) {

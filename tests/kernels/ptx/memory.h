@@ -69,7 +69,7 @@ class Cell {
 struct Allocation {
   uint64_t base, bytes;
   bool is_read_only;
-  std::vector<Cell> cells;  // none if it is read-only
+  std::vector<Cell> cells;  // none if accesses are not recorded
 
   bool Contains(uint64_t address, uint64_t count) const {
     return address - base < bytes && address - base + count <= bytes;
@@ -77,7 +77,8 @@ struct Allocation {
 };
 
 // The memory that kernels may access. Ranges must not overlap.
-void AddAllocation(const void* base, size_t bytes, bool is_read_only);
+// is_recorded: whether accesses are, unless it is read-only. That takes ten times the memory.
+void AddAllocation(const void* base, size_t bytes, bool is_read_only, bool is_recorded = true);
 bool RemoveAllocation(const void* base);
 Allocation* FindAllocation(uint64_t address);  // or null
 void RecordHostWrite(const void* base, size_t bytes, bool is_written);

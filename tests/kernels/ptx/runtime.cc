@@ -114,6 +114,7 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, void**
 uint64_t* FindOption(const std::string& name) {
   static const std::map<std::string, uint64_t*> by_name = {{"seed", &options.seed},
                                                            {"max_grid_blocks", &options.max_grid_blocks},
+                                                           {"only_last_block", &options.only_last_block},
                                                            {"sms", &options.sms},
                                                            {"requires_loading", &options.requires_loading},
                                                            {"driver_version", &options.driver_version},
