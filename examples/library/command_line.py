@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -110,4 +111,12 @@ def _keep_programs():
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(Path(caches, "jax_dcn", "programs")))
     folder = jax.config.jax_compilation_cache_dir
-    print(f"Compiled programs are kept in {folder} for later starts; --no-cache keeps none.")
+    try:
+        if "://" not in folder:  # JAX also takes folders of clouds
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        jax.config.update("jax_enable_compilation_cache", False)
+        print(f"Compiled programs are not kept for later starts: {error}")
+    else:
+        print(f"Compiled programs are kept in {folder} for later starts; --no-cache keeps none.")

@@ -57,6 +57,9 @@ def test_programs_are_kept_only_where_and_if_the_user_wants(run, tmp_path):
     assert "kept" not in compiled and run(JAX_ENABLE_COMPILATION_CACHE="false") == (compiled, set())
     said, kept = run(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "chosen"))
     assert f"kept in {tmp_path}/chosen " in said and {name.partition("/")[0] for name in kept} == {"chosen"}
+    (tmp_path / "file").touch()
+    said, still_kept = run(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "file/folder"))
+    assert "are not kept for later starts: [Errno 20] Not a directory" in said and still_kept == kept
 
 
 @pytest.mark.parametrize("command", [aliked, detr, rcnn])
