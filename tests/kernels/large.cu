@@ -18,7 +18,8 @@ namespace dcn {
 namespace {
 
 constexpr int64_t kMargin = int64_t{16} << 30;  // inaccessible; an index that has lost its upper bits ends there
-constexpr int64_t kBatches = 1 << 20, kChannels = 1 << 12;  // of one pixel, RoI or query each
+constexpr int64_t kBatches = 1 << 20, kChannels = 1 << 13;  // of one pixel, RoI or query each
+constexpr int32_t kPoints = 1 << 12;                        // of one channel in each batch, in other tests
 constexpr int32_t kWide = (1 << 16) + 1;                    // both sides of an image of more than 2^32 pixels
 
 // An array of zeros between margins.
@@ -104,6 +105,21 @@ void TestConvolutionOfWideImage(Device& device) {
   Expect("the mask's cotangent of a wide image", d_mask.last(), 15);
 }
 
+// Many samples of images of one pixel, of which the first and, in the last image, the last one are inside.
+void TestConvolutionOfManySamples(Device& device) {
+  const Sizes sizes = {kOneTap, kBatches, 1, 1, 1, 1, kPoints, 1, kBatches, kBatches, 1};
+  Large<float> offset(2 * kBatches * kPoints), d_columns(kBatches * kPoints), d_x(kBatches);
+  Large<int32_t> samples(4 * kBatches * kPoints), cell_start(5 * kBatches), ids(kBatches * kPoints), origin(4);
+  const SortedSamples sorted = {samples.data(), cell_start.data()};
+  offset.last() = 1 - kPoints;  // to column 0
+  d_columns.last() = 5;
+  Check(SortSamples(device, DType::kF32, sizes, {offset.data(), nullptr, origin.data()}, sorted, ids.data()));
+  Expect("the number of sorted samples", float(cell_start.last()), 2);
+  const GatherSizes gather = {kBatches, 1, 1, 1, 1, false, kPoints, kBatches, kBatches, kPoints};
+  Check(GatherSamples(device, DType::kF32, gather, sorted, origin.data(), d_columns.data(), false, d_x.data()));
+  Expect("the last pixel's cotangent of many samples", d_x.last(), 5);
+}
+
 void TestPooling(Device& device) {
   PoolSizes sizes = {kBatches, 1, 1, 1, kChannels, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, RoiConvention::kRounded, 1, 1};
   LargeFloats x(3), d_pooled(5), pooled, d_x;
@@ -143,23 +159,23 @@ void TestPoolingOfWideImage(Device& device) {
   Expect("the maximum of a wide image", pooled.last(), 3);
 }
 
-// An attention with one tap per query.
-AggregationSizes OneTapPerQuery(int64_t batches, int32_t side, int64_t channels, int64_t queries) {
-  AggregationSizes sizes = {batches, 1, channels, int64_t{side} * side, queries, 1, 1, 1};
-  sizes.levels[0] = {side, side, 1, 0, 0};
+// Attention with one tap per query to a level of one row, of which the last one reads the last pixel.
+void TestAggregation(Device& device, int64_t batches, int64_t queries, int64_t heads, int64_t channels, int32_t width) {
+  AggregationSizes sizes = {batches, heads, channels, width, queries, 1, 1, 1};
+  sizes.levels[0] = {1, width, 1, 0, 0};
   sizes.sampling = SamplingMethod::kBilinear;
-  return sizes;
-}
-
-void TestAggregation(Device& device) {
-  const AggregationSizes sizes = OneTapPerQuery(kBatches, 1, kChannels, 1);
-  const int64_t workspace_size = kBatches * MinWorkspaceSize(DType::kF32, sizes);
-  LargeFloats value(3), d_out(5), out, d_value;
-  Large<float> locations(2 * kBatches), weights(kBatches), d_locations(2 * kBatches), d_weights(kBatches);
+  const int64_t tables = batches * heads, workspace_size = tables * MinWorkspaceSize(DType::kF32, sizes);
+  const int64_t samples = tables * queries;
+  Large<float> value(tables * width * channels), d_value(tables * width * channels);
+  Large<float> out(samples * channels), d_out(samples * channels);
+  Large<float> locations(2 * samples), weights(samples), d_locations(2 * samples), d_weights(samples);
   Large<int32_t> origin(2), workspace(workspace_size);
   const Taps taps = {locations.data(), weights.data(), origin.data()};
-  locations.last() = locations.last(2) = 0.5;
+  locations.last(2) = 1 - 0.5f / float(width);
+  locations.last() = 0.5;
   weights.last() = 2;
+  value.last() = 3;
+  d_out.last() = 5;
   Check(Aggregate(device, DType::kF32, sizes, taps, value.data(), out.data()));
   Expect("the last query's result", out.last(), 6);
   Check(TapCotangents(device, DType::kF32, sizes, taps, value.data(), d_out.data(), d_locations.data(),
@@ -171,8 +187,14 @@ void TestAggregation(Device& device) {
   Expect("the last value's cotangent", d_value.last(), 10);
 }
 
+void TestAggregationOfBatches(Device& device) { TestAggregation(device, kBatches, 1, 1, kChannels, 1); }
+void TestAggregationOfHeads(Device& device) { TestAggregation(device, 1, 1, kBatches, kChannels / 2, 2); }
+void TestAggregationOfQueries(Device& device) { TestAggregation(device, kBatches, kPoints, 1, 1, 1); }
+
 void TestAggregationOfWideLevel(Device& device) {
-  const AggregationSizes sizes = OneTapPerQuery(1, kWide, 1, 1);
+  AggregationSizes sizes = {1, 1, 1, int64_t{kWide} * kWide, 1, 1, 1, 1};
+  sizes.levels[0] = {kWide, kWide, 1, 0, 0};
+  sizes.sampling = SamplingMethod::kBilinear;
   Large<float> value(sizes.pixels), locations(2), weights(1), out(1), d_out(1), d_locations(2), d_weights(1);
   Large<int32_t> origin(2);
   const Taps taps = {locations.data(), weights.data(), origin.data()};
@@ -187,13 +209,16 @@ void TestAggregationOfWideLevel(Device& device) {
   Expect("the weight's cotangent of a wide level", d_weights.last(), 3.75);
 }
 
-void TestSampling(Device& device) {
-  SamplingSizes sizes = {kBatches, 1, kChannels, 2, {1, 1, 1}, {}, false};
+void TestSampling(Device& device, int64_t points, int64_t channels) {
+  SamplingSizes sizes = {kBatches, points, channels, 2, {1, 1, 1}, {}, false};
   sizes.rules = {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kZero};
   const int64_t workspace_size = kBatches * MinWorkspaceSize(DType::kF32, sizes);
-  LargeFloats x(3), d_out(5), out, d_x;
-  Large<float> locations(2 * kBatches), d_locations(2 * kBatches);
+  const int64_t samples = kBatches * points;
+  Large<float> x(kBatches * channels), d_x(kBatches * channels), out(samples * channels), d_out(samples * channels);
+  Large<float> locations(2 * samples), d_locations(2 * samples);
   Large<int32_t> workspace(workspace_size);
+  x.last() = 3;
+  d_out.last() = 5;
   Check(Sample(device, DType::kF32, sizes, x.data(), locations.data(), out.data()));
   Expect("the last point", out.last(), 3);
   Check(SamplingXCotangent(device, DType::kF32, sizes, locations.data(), d_out.data(), true, d_x.data(),
@@ -203,6 +228,9 @@ void TestSampling(Device& device) {
                                    d_locations.data()));
   Expect("the last location's cotangent, of sampling,", d_locations.last(), -15);
 }
+
+void TestSamplingOfChannels(Device& device) { TestSampling(device, 1, kChannels); }
+void TestSamplingOfPoints(Device& device) { TestSampling(device, kPoints, 1); }
 
 // An image has at most 2^31 pixels here.
 void TestSamplingOfWideImage(Device& device) {
@@ -226,9 +254,10 @@ void TestSamplingOfWideImage(Device& device) {
 int main() {
   *ptx::FindOption("only_last_block") = 1;
   dcn::Device device(nullptr);
-  for (const auto test :
-       {dcn::TestConvolution, dcn::TestConvolutionOfWideImage, dcn::TestPooling, dcn::TestPoolingOfWideImage,
-        dcn::TestAggregation, dcn::TestAggregationOfWideLevel, dcn::TestSampling, dcn::TestSamplingOfWideImage}) {
+  for (const auto test : {dcn::TestConvolution, dcn::TestConvolutionOfWideImage, dcn::TestConvolutionOfManySamples,
+                          dcn::TestPooling, dcn::TestPoolingOfWideImage, dcn::TestAggregationOfBatches,
+                          dcn::TestAggregationOfHeads, dcn::TestAggregationOfQueries, dcn::TestAggregationOfWideLevel,
+                          dcn::TestSamplingOfChannels, dcn::TestSamplingOfPoints, dcn::TestSamplingOfWideImage}) {
     test(device);
   }
 }
