@@ -28,6 +28,7 @@ try:
     from jax.experimental.custom_partitioning import SdyShardingRule as SdyShardingRule
     from jax.experimental.custom_partitioning import custom_partitioning as custom_partitioning
     from jax.extend.core import Primitive as Primitive
+    from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
     from jax.extend.mlir import ir
     from jax.interpreters.ad import Zero as Zero
     from jax.interpreters.ad import instantiate_zeros as instantiate_zeros

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 from jax_dcn._operators.aggregation import geometry as aggregation_geometry
 from jax_dcn._operators.aggregation.arguments import Operands as AggregationOperands
@@ -27,7 +26,7 @@ from jax_dcn._operators.roi_pool.arguments import Spec as PoolingSpec
 from jax_dcn._operators.sampling.arguments import Operands as SamplingOperands
 from jax_dcn._operators.sampling.geometry import Spec as SamplingSpec
 from jax_dcn._operators.sampling.geometry import axis_coordinates
-from jax_dcn._primitive.jax_internals import Primitive, move_to_front, primitive_batchers
+from jax_dcn._primitive.jax_internals import Primitive, jaxpr_as_fun, move_to_front, primitive_batchers
 from jax_dcn.interop import onnx_nodes
 
 INT64 = 7  # of onnx.TensorProto
