@@ -62,7 +62,10 @@ def whole_errors():
 
 
 # The pages whose programs take longest to compile.
-SLOW = ("docs/aggregation.md", "docs/interop.md", "docs/scaling.md", "docs/training.md")
+SLOW = tuple(
+    f"docs/{name}.md"
+    for name in ["aggregation", "interop", "instead_of", "pictures", "sampling", "scaling", "training"]
+)
 
 
 @pytest.mark.usefixtures("whole_errors")

@@ -27,6 +27,7 @@ from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sampling.cases import Grid
 from tests.helpers.sharding import make_mesh
+from tests.helpers.slow import slow_unless
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 HELPERS = pathlib.Path(__file__).parent / "helpers"
@@ -140,7 +141,10 @@ def test_run_in_another_process(program, platform, tmp_path):
         assert_near(tuple(file.values()), program.expected(3, 5, 4) * 2)
 
 
-@pytest.mark.parametrize("name, sizes", [("deform_conv2d", "w"), ("deform_conv3d", "nhw"), ("dcnv3", "nhw")])
+@pytest.mark.parametrize(
+    "name, sizes",
+    [("dcnv3", "nhw"), slow_unless(False, "deform_conv2d", "w"), slow_unless(False, "deform_conv3d", "nhw")],
+)
 def test_sizes_some_or_all_of_which_are_symbolic(name, sizes):
     program = PROGRAMS[name]
     artifact = exported(with_gradients(program.function), program.specs(sizes))
@@ -189,6 +193,7 @@ def calls(platforms):
 
 
 @pytest.mark.platforms("cpu")
+@pytest.mark.slow
 def test_kernels_where_there_are_some():
     """Exports from any machine contain the kernels."""
     allowed = {check.is_custom_call() for check in jax_dcn.export.disabled_checks()}
@@ -219,6 +224,7 @@ exported.call(*arguments)
 
 
 @pytest.mark.platforms("cpu")
+@pytest.mark.slow
 def test_without_its_kernels(tmp_path):
     """A process that has not imported the package gets an error that names it, and can import it then."""
     (tmp_path / "value").write_bytes(exported(convolve, of_convolution(2, 3, 4)).serialize())
@@ -253,6 +259,7 @@ def test_compiled_ahead_of_time():
 
 @pytest.mark.platforms("cpu")
 @pytest.mark.parametrize("without_addresses", [pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.slow
 def test_compilation_cache(without_addresses, tmp_path, monkeypatch):
     """A second process finds the programs of the first, and no others."""
     monkeypatch.setenv("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", str(without_addresses))

@@ -69,6 +69,7 @@ def test_architectures_of_a_build(gpus, requested, expected, monkeypatch, tmp_pa
     assert ("7.5" in done.stdout) == ("7.5" in gpus)
 
 
+@pytest.mark.slow
 def test_layers_are_imported_when_asked_for():
     script = "import sys, jax_dcn; assert 'flax' not in sys.modules; jax_dcn.linen.DeformConv, jax_dcn.nnx.DeformConv"
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

@@ -222,6 +222,7 @@ def photograph():
     return Image.fromarray(random).resize((144, 96), Image.Resampling.BICUBIC)
 
 
+@pytest.mark.slow
 def test_one_program_serves_all_photographs(small, photograph):
     model, variables = small
     before = extract._cache_size()
@@ -246,6 +247,7 @@ def test_images_are_padded_to_the_stride(small):
         assert_allclose(found, whole[:, 11:52, 6:57], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_match():
     model = LightGlue(layers=2, features=32, heads=2)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -371,6 +373,7 @@ def test_losses():
     )
 
 
+@pytest.mark.slow
 def test_fine_tuning(folder, tmp_path):
     options = [str(folder / "photos"), "--weights", str(folder / "small.npz"), "--size", "64", "64"]
     options += ["--out", str(tmp_path), "--learning-rate", "0.003", "--count", "40"]

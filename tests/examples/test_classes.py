@@ -52,6 +52,7 @@ def test_rows():
     assert_array_equal(with_rows(np.zeros((3, 1)), np.array([[1], [2], [9]]), [1, 0], axis=0), [[2], [1], [9]])
 
 
+@pytest.mark.slow
 def test_heads_of_rcnn_follow_their_classes(monkeypatch):
     """Each class that has the same name keeps what was trained; all other layers are untouched."""
     model = RCNN(Config(("cat", "dog", "sofa"), 3))

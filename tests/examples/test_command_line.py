@@ -52,6 +52,7 @@ def test_a_second_start_compiles_nothing(run, tmp_path):
     assert run() == (first, kept)
 
 
+@pytest.mark.slow
 def test_programs_are_kept_only_where_and_if_the_user_wants(run, tmp_path):
     compiled = run("--no-cache")[0]
     assert "kept" not in compiled and run(JAX_ENABLE_COMPILATION_CACHE="false") == (compiled, set())

@@ -105,6 +105,7 @@ def test_every_object_has_a_location_and_the_smallest_wins():
     assert_array_equal(cells[found & (chosen == 1)], [[28, 28]])
 
 
+@pytest.mark.slow
 def test_the_demo(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "WIDTHS", TINY["widths"])
     monkeypatch.setattr(demo, "BLOCKS", TINY["blocks"])
@@ -120,6 +121,7 @@ def test_the_demo(tmp_path, capsys, monkeypatch):
     assert str(picture) in said and picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_training_compiles_one_step_and_learns_a_batch():
     train_step.clear_cache()
     detector, recipe = model.Detector(**TINY), Recipe(steps=40, learning_rate=1e-2)

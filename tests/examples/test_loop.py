@@ -270,7 +270,7 @@ def test_a_full_disk(limit, tmp_path, caplog):
     assert {path.name for path in tmp_path.iterdir()} == {"6", "whole", *LOGS}  # and nothing unfinished
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow_unless(False, signal.SIGKILL)])
 def test_a_process_that_is_ended(number, tmp_path):
     """SIGKILL may come while a checkpoint is written: each step writes one. No lock is left."""
     program = f"""
@@ -317,6 +317,7 @@ def test_errors_of_threads_reach_the_caller():
     assert list(ahead(str, range(2, 7), 3)) == list("23456") and list(ahead(str, range(0), 2)) == []
 
 
+@pytest.mark.slow
 def test_processes_that_make_batches():
     """They are others than this one, their errors reach the caller, and so does their end."""
     batches = ahead(partial(divmod, 12), [5, 7, 0], processes=True)
@@ -327,7 +328,7 @@ def test_processes_that_make_batches():
         next(ahead(os._exit, [1], processes=True))
 
 
-ENDINGS = [slow_unless(number == signal.SIGTERM, number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)]
+ENDINGS = [slow_unless(False, number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)]
 
 
 @pytest.mark.parametrize("number", ENDINGS)

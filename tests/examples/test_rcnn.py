@@ -68,6 +68,7 @@ def proposals(golden):
     return Boxes(boxes, np.arange(count) < np.array([[len(boxes)] for boxes in found]))
 
 
+@pytest.mark.slow
 def test_features_and_logits_of_anchors(golden, first_stage):
     for level, feature in enumerate(first_stage[0]):
         expected = golden[1][f"fpn{level}"].transpose(0, 2, 3, 1)
@@ -110,6 +111,7 @@ class WithoutBackbone(RCNN):
         return [jnp.tile(images[:, ::stride, ::stride, :1], 8) for stride in STRIDES]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite():
     """The scores of their images are NaN, and those of other images are not."""
     sizes = Proposals(20, 10), ObjectLimits(0.0, count=5)
@@ -183,6 +185,7 @@ def expected_training(golden, kind, prefix):
     }
 
 
+@pytest.mark.slow
 def test_losses(golden, model, variables, first_stage, proposals):
     batch = Batch(mask_rcnn.images(), *mask_rcnn.truth())
     features, predictions, _, _ = first_stage

@@ -232,6 +232,7 @@ def test_devices_keep_their_images():
         jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
+@pytest.mark.slow
 def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch, caplog):
     """The names are those of torchvision's ResNet, which has a classifier and no offsets.
 

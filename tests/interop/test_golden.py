@@ -32,6 +32,7 @@ SPELLINGS = {
 @pytest.mark.parametrize(
     ("name", "modulated", "offset_groups"), [pytest.param("DCN", False, 4, marks=pytest.mark.slow), ("DCNv2", True, 1)]
 )
+@pytest.mark.slow
 def test_mmdet_backbone(name, modulated, offset_groups):
     model = ResNet(modulated=modulated, offset_groups=offset_groups)
     images = checkpoints.image()

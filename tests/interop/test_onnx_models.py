@@ -182,6 +182,7 @@ def replaced_by_exports():
     return [f"{owner.__name__}.{name}" for owner, name in changed]
 
 
+@pytest.mark.slow
 def test_nothing_stays_replaced_after_exports():
     """In a new process, where jax2onnx has not been imported yet."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -52,7 +52,7 @@ def is_emulated(instructions):
 
 # Programs with a sanitizer take long to compile; that of the portable kernels takes least. avx512 is slow because amx
 # runs the same float32 kernels.
-SLOW = [("memory", PORTABLE), ("none", "avx512")]
+SLOW = [("memory", PORTABLE), *(("none", name) for name in ("portable", "avx512", "avx512_bf16"))]
 RUNS = [
     pytest.param(sanitizer, name, marks=pytest.mark.slow if (sanitizer, name) in SLOW else marks)
     for sanitizer, marks in (("none", ()), ("memory", pytest.mark.thorough), ("threads", pytest.mark.thorough))

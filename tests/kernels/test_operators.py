@@ -62,6 +62,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("function", ["columns", *OTHERS])
+@pytest.mark.slow
 def test_wrong_calls_are_refused(function):
     ffi_calls.check_that_wrong_calls_are_refused(function, "cuda")
 

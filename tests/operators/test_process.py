@@ -50,6 +50,7 @@ def run(program):
     return result.stdout.split()
 
 
+@pytest.mark.slow
 def test_an_interrupt_arrives_after_the_call():
     program = """
         import os, signal, threading, time
@@ -68,6 +69,7 @@ def test_an_interrupt_arrives_after_the_call():
     assert run(program) == ["interrupted", "usable"]
 
 
+@pytest.mark.slow
 def test_without_memory_a_call_raises():
     """Cases: XLA cannot allocate the result; a kernel cannot allocate memory before its tasks, or in one of them.
 

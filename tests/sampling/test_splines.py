@@ -124,7 +124,12 @@ def test_reflect_passes_through_the_pixels_of_a_short_axis(size, x64):
 
 @pytest.mark.parametrize(
     "order, mode, shape, derivatives",
-    [(2, "mirror", (6, 5), 1), (3, "constant", (6, 5), 1), (4, "wrap", (7,), 2), (5, "nearest", (7,), 2)],
+    [
+        (3, "constant", (6, 5), 1),
+        slow_unless(False, 2, "mirror", (6, 5), 1),
+        slow_unless(False, 4, "wrap", (7,), 2),
+        slow_unless(False, 5, "nearest", (7,), 2),
+    ],
 )
 def test_derivatives(order, mode, shape, derivatives, x64):
     """They are those of finite differences, also at whole numbers. "constant" jumps at the border."""

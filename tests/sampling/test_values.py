@@ -62,6 +62,7 @@ SECOND_ORDER_BY_DEFAULT = ("2d_bicubic_zeros_edges", "2d_bilinear_reflection_cor
 @pytest.mark.parametrize(
     "path", [slow_unless(path.stem in SECOND_ORDER_BY_DEFAULT, path, id=path.stem) for path in SECOND_ORDER]
 )
+@pytest.mark.slow
 def test_second_derivatives(path, x64):
     """The derivatives of gx · u + ggrid · v, as PyTorch has them."""
     with np.load(path) as file:

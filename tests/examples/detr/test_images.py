@@ -14,6 +14,7 @@ from examples.detr.images import IGNORED, KNOWN, PROCESSORS, Preprocessor
 from examples.library.augment import Example
 from examples.library.photographs import ImageError
 from tests.helpers import processors
+from tests.helpers.slow import slow_unless
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -72,7 +73,7 @@ def test_the_processor_of_a_trained_model(golden):
         assert_as_in_transformers([(model, settings, size) for size in processors.TRAINED_ON], found, expected)
 
 
-@pytest.mark.parametrize("number", range(len(processors.COMMANDS)))
+@pytest.mark.parametrize("number", [slow_unless(number == 0, number) for number in range(len(processors.COMMANDS))])
 def test_boxes_in_a_photo(number, golden, tmp_path):
     name, settings = processors.COMMANDS[number]
     checkpoint = weights.load(processors.CHECKPOINTS / name)

@@ -68,8 +68,8 @@ def run(case, dtype, computed=None):
     return program(folder, computed)(variables.pop("params"), variables, images, mask, targets, denoising)
 
 
-# A one-stage model and one with denoising; test_losses.py has the losses of all.
-BY_DEFAULT = ("deformable_detr/train", "rt_detr_v2/train", "rt_detr_v2/empty_image")
+# A model with denoising; test_losses.py has the losses of all.
+BY_DEFAULT = ("rt_detr_v2/train", "rt_detr_v2/empty_image")
 
 
 @pytest.mark.parametrize("case", [slow_unless(case in BY_DEFAULT, case) for case in detr_training.CASES])
@@ -138,6 +138,7 @@ def test_dropout():
 
 
 @pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.slow
 def test_batch_norms_are_trained_where_the_config_says(frozen):
     golden = detr_training.read("rt_detr_v2/train")
     images = detr_training.images(golden).astype(np.float32)
