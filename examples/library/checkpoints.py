@@ -5,7 +5,6 @@ Also the lock of the folder that a run writes to.
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import math
@@ -18,7 +17,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from .files import replaced, to_json
+from .files import digest_of, replaced, to_json
 
 STATE = "SHA-256 of the state"  # among the settings; the format of arrays does not notice each byte that changes
 Scores = dict[str, dict[str, float]]  # what evaluations found, by the number of steps before them
@@ -103,7 +102,7 @@ class Checkpoints:
                 print(f"{name} was {saved} until step {self.step}, and is {asked} from there on.")
         with self._explaining():
             state = self._restored(state=ocp.args.StandardRestore(like))
-            if saved_digest not in (None, _digest(jax.device_get(jax.tree.leaves(state)))):
+            if saved_digest not in (None, _digest_of_state(state)):
                 raise ValueError("the state that was read is not the one that was saved")
         try:
             scores = self._read_scores()
@@ -139,7 +138,7 @@ class Checkpoints:
             return {}
         content = json.loads(self._scores.read_text())
         scores = content.get("scores", content)  # runs of earlier versions wrote the scores only
-        if scores is not content and content.get("SHA-256") != _digest([to_json(scores)]):
+        if scores is not content and content.get("SHA-256") != digest_of([to_json(scores).encode()]):
             raise ValueError("its SHA-256 is another one")
         nan = {None: math.nan}
         return {step: {name: nan.get(one, one) for name, one in found.items()} for step, found in scores.items()}
@@ -160,7 +159,7 @@ class Checkpoints:
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 message = f"The state after step {steps} is not finite in {name}, and is not saved."
                 raise SystemExit(f"{message} {self.resumption}")
-        settings = self._settings | {STATE: _digest(jax.device_get(jax.tree.leaves(state)))}
+        settings = self._settings | {STATE: _digest_of_state(state)}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), settings=ocp.args.JsonSave(settings))
         try:
             with _only_raised():
@@ -172,18 +171,15 @@ class Checkpoints:
         """Saves the scores of all evaluations."""
         if jax.process_index() == 0:
             with replaced(self._scores) as file:
-                file.write_text(to_json({"SHA-256": _digest([to_json(scores)]), "scores": scores}))
+                file.write_text(to_json({"SHA-256": digest_of([to_json(scores).encode()]), "scores": scores}))
 
 
 def _first_line(error):
     return str(error).partition("\n")[0].partition(" [tensorstore_spec=")[0]
 
 
-def _digest(parts):
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(np.asarray(part).tobytes())
-    return found.hexdigest()[:16]
+def _digest_of_state(state):
+    return digest_of(np.asarray(leaf).tobytes() for leaf in jax.device_get(jax.tree.leaves(state)))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 
 from . import classes, data_sets, precision
 from .annotations import read as read_annotations
-from .files import listed
+from .files import digest, digest_of, listed, to_json
 from .photographs import DamagedError, opened
 
 SPARE = 16  # images that may take the place of a damaged one
@@ -54,6 +54,14 @@ class Dataset(NamedTuple):
     def counts(self) -> list[int]:
         """How many objects to train on each image has."""
         return [len(self.objects(image)) for image in self.images]
+
+    @property
+    def digest(self) -> str:
+        """That of the file of the annotations or, of other formats than COCO's, of what was read."""
+        if self.path.suffix == ".json":
+            return digest(self.path)
+        found = self.annotations
+        return digest_of([to_json([found.imgs, found.anns, found.cats], default=repr).encode()])
 
     @property
     def files(self) -> set[str]:

@@ -5,7 +5,8 @@ import hashlib
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,21 @@ def delete(path: Path) -> None:
 def digest(path: Path) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of a file, or of the settings and weights in a folder."""
     files = sorted(file for file in path.iterdir() if file.suffix in OF_CHECKPOINTS) if path.is_dir() else [path]
+    return digest_of(chain.from_iterable(map(_chunks, files)))
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """The same of the bytes of all parts."""
     found = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            while chunk := opened.read(CHUNK):
-                found.update(chunk)
+    for part in parts:
+        found.update(part)
     return found.hexdigest()[:16]
+
+
+def _chunks(file):
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK):
+            yield chunk
 
 
 def packaged(requirement: str, *path: str) -> Path:

@@ -2,21 +2,20 @@
 
 import argparse
 import importlib.util
-import io
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from . import classes
 from .coco import Dataset, read
 from .command_line import Parser
-from .files import listed, to_json
+from .files import listed
 from .precision import indexed
 
 POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience", "count"}
@@ -129,36 +128,17 @@ def choose_best(parser: argparse.ArgumentParser, options: argparse.Namespace, sc
         parser.error(f"--best must be one of {', '.join(scores)}, got {options.best}")
 
 
-class _Converted(NamedTuple):
-    """Annotations that are in no file of their own; `files.digest` reads them as it reads one."""
-
-    dataset: Dataset
-
-    def is_dir(self) -> bool:
-        return False
-
-    def open(self, mode: str) -> io.BytesIO:
-        found = self.dataset.annotations
-        return io.BytesIO(to_json([found.imgs, found.anns, found.cats], default=repr).encode())
-
-
-def _read(path, images, masks, part):
-    """A data set, and the paths of its annotations and images for `trainer.run`."""
-    dataset = read(path, images, masks, part)
-    return dataset, (dataset.path if dataset.path.suffix == ".json" else _Converted(dataset), dataset.folder)
-
-
 def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset, Dataset | None]:
     """The data to train on and, if given, those to validate with, whose classes are those of the others; as by `read`.
 
     Prints which images and objects are not trained on. Raises ValueError if there are no objects to train on, or to
     find in the validation images.
     """
-    dataset, (options.annotations, options.images) = _read(options.annotations, options.images, masks, "train")
+    dataset = read(options.annotations, options.images, masks, "train")
     validation = None
     if options.validation:
         path, images = (*options.validation, None)[:2]
-        validation, options.validation = _read(path, images, masks, "val")
+        validation = read(path, images, masks, "val")
     if validation and not options.evaluate_only:
         validation = validation.with_classes(dataset.names)
     used = [data for data in (not options.evaluate_only and dataset, validation) if data]

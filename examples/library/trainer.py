@@ -85,21 +85,21 @@ def run(
             "mirrors": loading.mirrors,
             "dtype": options.dtype,
             "SHA-256 of the checkpoint": options.checkpoint and digest(options.checkpoint),
-            "SHA-256 of the annotations": digest(options.annotations),
-            "SHA-256 of the validation annotations": options.validation and digest(options.validation[0]),
+            "SHA-256 of the annotations": dataset.digest,
+            "SHA-256 of the validation annotations": validation and validation.digest,
             "best": options.best,
             **settings,
         }
         check_same(settings | vars(options.recipe) | {"patience": options.patience, "resume": options.resume})
-        folders = options.images, options.validation and options.validation[1]
-        settings |= {name: folder and str(folder.resolve()) for name, folder in zip(FOLDERS, folders, strict=True)}
+        data_sets = zip(FOLDERS, (dataset, validation), strict=True)
+        settings |= {name: data and str(data.folder.resolve()) for name, data in data_sets}
         with locked(out):
             print(described_rates(options.recipe.group_rates))
             found = train(
                 out / "checkpoints",
                 settings=settings,
                 changeable=[*FOLDERS, *(name for name in RATES if vars(options).get(name) is not None)],
-                evaluate=evaluate if options.validation else None,
+                evaluate=evaluate if validation else None,
                 best=options.best,
                 patience=options.patience,
                 devices=devices,

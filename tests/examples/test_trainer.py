@@ -4,6 +4,7 @@ import argparse
 import errno
 import math
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +70,8 @@ def command(out, *arguments, load=batches, measure=None, draw=None, images="imag
     trainer.run(
         "train",
         options,
-        NO_IMAGES,
-        NO_IMAGES,
+        NO_IMAGES._replace(path=Path("a.json"), folder=Path("images")),
+        NO_IMAGES._replace(path=Path("b.json"), folder=Path(images)),
         train,
         None,
         kept=lambda state: state.step,
