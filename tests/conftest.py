@@ -13,6 +13,7 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 # Tests neither use nor fill the programs that the user keeps.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ["MPLBACKEND"] = "agg"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # a program's lines of Python take a twentieth of the time
 
 import hypothesis
 import jax

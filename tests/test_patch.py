@@ -233,8 +233,9 @@ def test_whole_models(name, installed):
         assert 0 < np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
 
 
-@pytest.mark.parametrize("others", ["bfloat16", slow_unless(False, "float32")])
+@pytest.mark.parametrize("others", ["bfloat16", "float32"])
 @pytest.mark.parametrize("target, case", ALL)
+@pytest.mark.slow
 def test_16_bits(target, case, others, stand_in):
     """All arrays are of the compute type of a mixed policy, or only the first one."""
     stand_in(target.library)

@@ -305,6 +305,7 @@ def folder(small, photograph, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_commands(folder, tmp_path, capsys):
     options = ["--weights", str(folder / "small.npz"), "--size", "64", "96", "--count", "50", "--threshold", "0"]
     photos = [str(folder / "photos" / name) for name in ("a.png", "b.png")]

@@ -77,6 +77,7 @@ def test_features_and_logits_of_anchors(golden, first_stage):
     assert_allclose(logits[:, ::4], golden[1]["rpn_logits"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_proposals(golden, first_stage):
     """mmdet sorts by probabilities, many of which round to the same number, so the order may differ."""
     _, _, regions, scores = first_stage
@@ -89,6 +90,7 @@ def test_proposals(golden, first_stage):
         assert_array_equal(score[~valid], 0)
 
 
+@pytest.mark.slow
 def test_objects(golden, model, variables, first_stage, proposals):
     """The detections in mmdet's proposals."""
     find = jax.jit(functools.partial(model.apply, method="find"), static_argnums=(3, 4))

@@ -250,7 +250,10 @@ RESIZED = [
     ((4, 1, 1), (1, 3)),
 ]
 METHODS_OF_RESIZE = list(itertools.product(["bilinear", "bicubic"], [False, True]))
-each_resize = pytest.mark.parametrize("method, align_corners", METHODS_OF_RESIZE)
+each_resize = pytest.mark.parametrize(
+    "method, align_corners",
+    [slow_unless((method == "bicubic") == align, method, align) for method, align in METHODS_OF_RESIZE],
+)
 
 
 @on_both
