@@ -291,6 +291,21 @@ def test_several_at_a_time(stand_in):
         pass
 
 
+def test_copies_of_a_patch(stand_in):
+    """There are none: each could be undone."""
+    stand_in("jax_raft")
+    with jax_dcn.patch("jax_raft") as patch:
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"patch\('jax_raft'\) cannot be copied or pickled"):
+                make(patch)
+
+
+def test_arrays_of_integers(stand_in):
+    stand_in("jax_raft")
+    with jax_dcn.patch("jax_raft"), pytest.raises(TypeError, match="floating type, got img of int32, grid of int32"):
+        current(TARGETS[-1])(jnp.ones((1, 3, 3, 1), int), jnp.ones((1, 2, 2, 2), int))
+
+
 def test_threads(stand_in):
     stand_in("jax_raft")
 

@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -175,7 +176,7 @@ class Checkpoints:
 
 
 def _first_line(error):
-    return str(error).partition("\n")[0].partition(" [tensorstore_spec=")[0]
+    return re.split(r"\n| \[tensorstore_spec=| See full TensorStore details", str(error))[0]
 
 
 def _digest_of_state(state):

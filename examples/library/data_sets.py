@@ -64,6 +64,8 @@ def _yolo(path, part):
     if not names or not isinstance(names, dict) or not all(str(number).isdigit() for number in names):
         raise ValueError(f"names in {path} must be a list of names or names by numbers, got {shortened(names)}")
     names = {int(number): str(names[number]) for number in sorted(names, key=int)}
+    if content.get("nc", len(names)) != len(names):
+        raise ValueError(f"nc in {path} must be the number of names, {len(names)}, got {shortened(content['nc'])}")
     entries = content.get(part)
     entries = [entries] if isinstance(entries, str) else entries
     if not entries or not all(isinstance(entry, str) for entry in entries):

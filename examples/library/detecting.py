@@ -1,7 +1,9 @@
 """The command that detects objects in photographs and videos: it prints them, draws them, and writes them as JSON."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from . import videos
 from .command_line import Parser
 from .files import replaced, to_json
 from .objects import Objects, drawn, pictures
-from .photographs import opened
+from .photographs import ImageError, opened
 
 # From an image, and what to call it in errors.
 Detect = Callable[[Image.Image, str], Objects]
@@ -21,7 +23,12 @@ def make_parser(program: str, doc: str, checkpoint: str) -> Parser:
     """The parser of such a command; `checkpoint` describes that argument."""
     parser = Parser(program, doc)
     parser.add_argument("checkpoint", type=Path, help=checkpoint)
-    parser.add_argument("images", type=Path, nargs="+", help="files of images and videos, and folders of them")
+    parser.add_argument(
+        "images",
+        type=Path,
+        nargs="+",
+        help=f"files of images and videos ({', '.join(sorted(videos.ENDINGS))}), and folders of them",
+    )
     parser.add_argument("--threshold", type=float, default=0.5, help="the lowest score of an object (%(default)s)")
     out_help = "the picture of one image, the .mp4 of one video, or the folder of all of them (%(default)s)"
     parser.add_argument("--out", type=Path, default=Path("detections.png"), help=out_help)
@@ -32,24 +39,47 @@ def make_parser(program: str, doc: str, checkpoint: str) -> Parser:
 def run(options: argparse.Namespace, detect: Detect, names: Sequence[str]) -> None:
     """Detects objects in all images and videos that the options name. names: of the classes.
 
-    Raises ValueError, OSError or ImportError for what cannot be read or written.
+    Raises ValueError, OSError or ImportError for what cannot be read or written. If there are several files, those that
+    cannot be read are named, and the error comes after all others.
     """
     listed: list[dict[str, Any]] = []
-    for path, picture in pictures(options.images, options.out, videos.ENDINGS):
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix.lower() in videos.ENDINGS:
-            listed += _in_video(path, picture, detect, names)
-            continue
-        image = opened(path)
-        objects = detect(image, str(path))
-        for score, label, (x0, y0, x1, y1) in zip(objects.scores, objects.labels, objects.boxes, strict=True):
-            print(f"{names[label]:20} {score:.3f}  from ({x0:.1f}, {y0:.1f}) to ({x1:.1f}, {y1:.1f})")
-        drawn(image, objects, names).savefig(picture)
-        print(f"{len(objects.scores)} objects are in {picture}.")
-        listed.append({"file": str(path), **described(image, objects, names)})
+    found, damaged = pictures(options.images, options.out, videos.ENDINGS), 0
+    if options.json:
+        _check_json(options.json.resolve(), [options.checkpoint, *chain.from_iterable(found)])
+    for path, picture in found:
+        try:
+            in_file = _in_video if path.suffix.lower() in videos.ENDINGS else _in_image
+            listed += in_file(path, picture, detect, names)
+        except (ImageError, videos.VideoError) as error:
+            if len(found) == 1:
+                raise
+            damaged += 1
+            print(error, file=sys.stderr)
     if options.json:
         with replaced(options.json) as file:
             file.write_text(to_json(listed))
+    if damaged:
+        raise ImageError(f"{damaged} of {len(found)} files could not be read. The others were.")
+
+
+def _check_json(path, others):
+    """Ends with an error, before any work is done, if a file of JSON cannot be written or would overwrite another."""
+    for other in map(Path.resolve, others):
+        if other in (path, *path.parents):
+            raise ValueError(f"--json must be a file of its own, but {path} is {other} or in it")
+    if path.is_dir():
+        raise ValueError(f"--json must be a file, got the folder {path}")
+
+
+def _in_image(path, picture, detect, names):
+    image = opened(path)
+    objects = detect(image, str(path))
+    for score, label, (x0, y0, x1, y1) in zip(objects.scores, objects.labels, objects.boxes, strict=True):
+        print(f"{names[label]:20} {score:.3f}  from ({x0:.1f}, {y0:.1f}) to ({x1:.1f}, {y1:.1f})")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    drawn(image, objects, names).savefig(picture)
+    print(f"{len(objects.scores)} objects are in {picture}.")
+    return [{"file": str(path), **described(image, objects, names)}]
 
 
 def _in_video(path, picture, detect, names):

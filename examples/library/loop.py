@@ -118,9 +118,9 @@ def fit(
         log = log or directory / "log.jsonl"
         of_another_run = [path for path in (*outputs, *(() if resume else (log,))) if path.exists()]
         if checkpoints.step is not None and resume:
+            if checkpoints.step > recipe.steps:
+                raise StartError(f"--steps must be at least the {checkpoints.step} that are saved, got {recipe.steps}")
             state, count, scores = checkpoints.restore(start.shapes)
-            if count > recipe.steps:
-                raise StartError(f"--steps must be at least the {count} that are saved, got {recipe.steps}")
         elif overwrite or (checkpoints.step is None and not of_another_run):
             if resume:
                 print(f"{directory} has no checkpoints; the run starts from its first step.")

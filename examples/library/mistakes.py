@@ -26,7 +26,8 @@ def draw(path: Path, dataset: Dataset, results: Sequence[dict[str, Any]]) -> Non
     path.unlink(missing_ok=True)
     if not worst:
         return
-    figure = Figure(figsize=(4 * COLUMNS, 4.2 * ROWS), layout="constrained")
+    figure = Figure(figsize=(4 * COLUMNS, 4.2 * ROWS))
+    figure.subplots_adjust(0.01, 0.01, 0.99, 0.92, wspace=0.03, hspace=0.08)
     axes = figure.subplots(ROWS, COLUMNS, squeeze=False).ravel()
     for ax in axes:
         ax.set_axis_off()
@@ -41,7 +42,7 @@ def draw(path: Path, dataset: Dataset, results: Sequence[dict[str, Any]]) -> Non
             name = dataset.annotations.cats[one["category_id"]]["name"]
             draw_box(ax, np.array([x, y, x + width, y + height]) - 0.5, colour, name + score, size=7)
         ax.set(xlim=(-0.5, pixels.shape[1] - 0.5), ylim=(pixels.shape[0] - 0.5, -0.5))
-        name = dataset.annotations.imgs[image]["file_name"]
+        name = dataset.annotations.imgs[image]["file_name"][-40:]
         ax.set_title(f"{name}: {len(missed)} missed, {len(wrong)} wrong", fontsize=9, parse_math=False)
     figure.suptitle(
         f"The images with the most mistakes: {MISSED} objects are missed, {WRONG} ones are wrong, and {FOUND} ones are "

@@ -48,15 +48,20 @@ def pictures(images: Sequence[Path], out: Path, videos: Collection[str] = ()) ->
     """The image files that a command is given, and the picture to write for each.
 
     out: the picture of one file, or the folder of all pictures. videos: endings of files that are taken, too, for which
-    videos are written, as MP4. Raises ValueError if `out` is among the images, if two files have the same name, or if
-    folders have no images.
+    videos are written, as MP4. Raises ValueError if an image would be overwritten, or its folder written to, if `out`
+    has the ending of another kind of file, if two files have the same name, or if folders have no images.
     """
     if out.resolve() in [path.resolve() for path in images]:
         raise ValueError(f"--out must be none of the images, got {out}")
-    if len(images) == 1 and not images[0].is_dir() and not out.is_dir():
-        is_video, is_picture = images[0].suffix.lower() in videos, out.suffix[1:].lower() in FORMATS
-        if (is_picture and not is_video) or (is_video and out.suffix.lower() == ".mp4"):
-            return [(images[0], out)]
+    if len(images) == 1 and not images[0].is_dir() and not out.is_dir() and out.suffix:
+        is_video, ending = images[0].suffix.lower() in videos, out.suffix.lower()
+        if ending == ".png" and is_video:
+            out, ending = out.with_suffix(".mp4"), ".mp4"  # of the default, too
+        if ending == ".mp4" if is_video else ending[1:] in FORMATS:
+            return _without_overlap([(images[0], out)])
+        if ending in {*videos} or ending[1:] in FORMATS:
+            kind = "a video must end in .mp4" if is_video else "an image must end in .png or that of another picture"
+            raise ValueError(f"--out of {kind}, or be a folder, got {out}")
     readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     files = []
     for path in images:
@@ -69,10 +74,23 @@ def pictures(images: Sequence[Path], out: Path, videos: Collection[str] = ()) ->
     if not files:
         raise ValueError(f"the folders must have images, got {', '.join(map(str, images))}")
     folder = out.with_suffix("") if out.suffix == ".png" else out
+    if folder.resolve() in [path.resolve() for path in images]:
+        raise ValueError(f"--out must be none of the folders of images, got {out}")
     twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
     if twice:
         raise ValueError(f"images must have names of their own, got {twice[0]} twice")
-    return [(file, folder / f"{file.name}{'.mp4' if file.suffix.lower() in videos else '.png'}") for file in files]
+    return _without_overlap(
+        [(file, folder / f"{file.name}{'.mp4' if file.suffix.lower() in videos else '.png'}") for file in files]
+    )
+
+
+def _without_overlap(found):
+    """The files and their pictures. Raises ValueError if a picture would overwrite one of the files."""
+    files = {file.resolve() for file, _ in found}
+    for _, picture in found:
+        if picture.resolve() in files:
+            raise ValueError(f"--out must leave the images as they are, but {picture} is one of them")
+    return found
 
 
 def drawn(image: Image.Image, objects: Objects, names: Sequence[str]) -> Figure:

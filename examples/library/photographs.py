@@ -76,6 +76,8 @@ def _naming(path: Path) -> Iterator[None]:
 def _header(path: Path) -> tuple[ImageFile, int]:
     """An image whose pixels are not decoded yet, and its orientation by EXIF, 1 to 8."""
     data = path.read_bytes()
+    if not data:
+        raise ValueError("the file is empty")
     exif = b""
     if data.startswith(PNG):
         data, exif = _plain_png(data)
@@ -95,7 +97,7 @@ def _header(path: Path) -> tuple[ImageFile, int]:
     if width * height > MOST_PIXELS:
         raise DamagedError(
             f"{path} has too many pixels: {width} x {height}, of at most {MOST_PIXELS:,}. Make it smaller, or cut it "
-            "into several images, with their annotations."
+            "into several images."
         )
     return image, _orientation(exif or image.info.get("exif") or b"")
 

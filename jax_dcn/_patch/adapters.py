@@ -26,10 +26,16 @@ def _of_arrays(adapter: Adapter) -> Adapter:
     @functools.wraps(adapter)
     def call(**arguments: Any) -> jax.Array:
         arrays = {name: jnp.asarray(value) for name, value in arguments.items() if _is_array_of_floats(value)}
+        if not arrays:
+            raise TypeError(f"the arrays must be of a floating type, got {_types(arguments)}")
         jnp.result_type(*arrays.values())
         return by_standard_rules(adapter)(**arguments | arrays)
 
     return call
+
+
+def _types(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name} of {value.dtype}" for name, value in arguments.items() if hasattr(value, "dtype"))
 
 
 def _is_array_of_floats(value: Any) -> bool:

@@ -137,6 +137,9 @@ class patch:
                 self._is_undone = True
                 _count[self.library] -= 1
 
+    def __reduce__(self) -> str:
+        raise TypeError(f"patch({self.library!r}) cannot be copied or pickled, because it can be undone only once")
+
     def __enter__(self) -> Self:
         with _lock:
             if self._is_undone or self._is_entered:

@@ -109,6 +109,46 @@ def test_pictures_with_odd_sides():
     assert pixels.shape == (8, 6, 3)
 
 
+def test_names_of_outputs(tmp_path):
+    """No input, no folder of inputs and no checkpoint is overwritten, and endings say what a file is."""
+    for name in ("a.png", "a.png.png"):
+        Image.new("RGB", (30, 20)).save(name)
+    write_video("v.mp4")
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (30, 20)).save("in/b.png")
+    (tmp_path / "model").mkdir()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    for arguments, message in {
+        ("a.png", "a.png.png", "--out", "."): "--out must leave the images as they are, but a.png.png is one of them",
+        ("in", "--out", "in.png"): "--out must be none of the folders of images, got in.png",
+        ("v.mp4", "--out", "v.png"): "--out must leave the images as they are, but v.mp4 is one of them",
+        ("v.mp4", "--out", "o.avi"): "--out of a video must end in .mp4, or be a folder, got o.avi",
+        ("a.png", "--out", "o.mp4"): "--out of an image must end in .png or that of another picture, or be a folder",
+        ("a.png", "--json", "a.png"): "--json must be a file of its own, but .*a.png is .*a.png or in it",
+        ("a.png", "--json", "detections.png"): "--json must be a file of its own",
+        ("a.png", "--json", "model/config.json"): "--json must be a file of its own, but .*json is .*model or in it",
+        ("a.png", "--json", "in"): "--json must be a file, got the folder .*in",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            command(*arguments)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+    command("v.mp4")
+    assert len(frames("detections.mp4")) == len(TIMES)
+
+
+def test_files_that_cannot_be_read(tmp_path, capsys):
+    """They are named, and the others are not lost."""
+    for name in ("a.png", "c.png"):
+        Image.new("RGB", (30, 20)).save(name)
+    Path("b.png").touch()
+    Path("d.mp4").write_text("text")
+    with pytest.raises(ValueError, match=r"^2 of 4 files could not be read. The others were.$"):
+        command("a.png", "b.png", "c.png", "d.mp4", "--out", "found", "--json", "all.json")
+    assert [one["file"] for one in json.loads(Path("all.json").read_text())] == ["a.png", "c.png"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "b.png must be an image: the file is empty" and said[1].startswith("d.mp4 must be a video: ")
+
+
 def test_errors(tmp_path, monkeypatch):
     """They name the file, and leave no part of a video."""
 
@@ -126,8 +166,8 @@ def test_errors(tmp_path, monkeypatch):
         file.mux(stream.encode())
     (tmp_path / "text.mp4").write_text("text")
     for name in ("sound.mp4", "text.mp4", "missing.mp4"):
-        with pytest.raises(ValueError, match=rf"^{name} must be a video: "):
-            command(name, "--out", "b.mp4")
+        with pytest.raises(ValueError, match=rf"^{name} must be a video(: |, but has no pictures)"):
+            command(name, "--out", "new/b.mp4")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImportError, match=r"^a.mp4: videos need PyAV: pip install av$"):
         command("a.mp4", "--out", "b.mp4")

@@ -122,6 +122,21 @@ def test_reflect_passes_through_the_pixels_of_a_short_axis(size, x64):
     assert_allclose(found, np.concatenate([image[::-1], image, image[::-1]]), atol=1e-13)
 
 
+@pytest.mark.parametrize("order", range(6))
+def test_fractional_values_outside(order):
+    """They are rounded, as samples are."""
+    image = np.arange(20, dtype=np.uint8).reshape(4, 5)
+    outside = [np.array([-3.0]), np.array([9.0])]
+    for cval in (0.4, 2.5, 2.7):
+        found = jax.jit(lambda cval: jax_dcn.map_coordinates(image, outside, order, cval=cval))(cval)
+        assert found == jax_dcn.map_coordinates(image, outside, order, cval=cval) == np.floor(cval + 0.5)
+    for cval, expected in ((0.4, False), (0.5, True)):
+        assert jax_dcn.map_coordinates(image > 3, outside, order, cval=cval) == expected
+    for cval in (1 + 2j, None, "3"):
+        with pytest.raises(TypeError, match="cval must be a number that fits input of type uint8, got"):
+            jax_dcn.map_coordinates(image, outside, order, cval=cval)
+
+
 @pytest.mark.parametrize(
     "order, mode, shape, derivatives",
     [

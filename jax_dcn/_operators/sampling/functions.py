@@ -278,12 +278,19 @@ def _rounded(sampled: jax.Array, dtype: Any) -> jax.Array:
 
 def _fill(cval: ArrayLike, dtype: Any) -> jax.Array:
     """cval as an array of this type."""
+    is_known, kind = not isinstance(cval, jax.core.Tracer), jnp.issubdtype
+    type_ = np.asarray(cval).dtype if is_known else jnp.result_type(cval)
+    is_number = kind(type_, jnp.number) or kind(type_, jnp.bool_)
+    if not is_number or (kind(type_, jnp.complexfloating) and not kind(dtype, jnp.complexfloating)):
+        raise TypeError(f"cval must be a number that fits input of type {dtype}, got {cval!r}")
     if jnp.ndim(cval):
         raise ValueError(f"cval must be a number or an array without dimensions, got shape {jnp.shape(cval)}")
-    if jnp.issubdtype(dtype, jnp.integer) and not isinstance(cval, jax.core.Tracer):
+    if kind(dtype, jnp.integer) and is_known:
         limits = jnp.iinfo(dtype)
         if not limits.min <= np.asarray(cval) <= limits.max:
             raise ValueError(f"cval must be from {limits.min} to {limits.max} for input of type {dtype}, got {cval}")
+    if kind(type_, jnp.floating) and not kind(dtype, jnp.inexact):
+        return _rounded(jnp.asarray(cval, float), dtype)
     return jnp.asarray(cval, dtype)
 
 

@@ -78,12 +78,12 @@ def test_boxes_in_a_photo(number, golden, tmp_path):
     name, settings = processors.COMMANDS[number]
     checkpoint = weights.load(processors.CHECKPOINTS / name)
     processor = Preprocessor.from_json(checkpoint.model_type, settings)
-    weights.save(tmp_path, checkpoint._replace(processor=processor))
-    assert json.loads((tmp_path / "preprocessor_config.json").read_text()) == settings
+    weights.save(tmp_path / "model", checkpoint._replace(processor=processor))
+    assert json.loads((tmp_path / "model/preprocessor_config.json").read_text()) == settings
     processors.image(*processors.PHOTO).save(tmp_path / "photo.png")
     out, found = tmp_path / "out.png", tmp_path / "found.json"
     files = [str(tmp_path / "photo.png"), "--out", str(out), "--json", str(found)]
-    command.main([str(tmp_path), *files, "--threshold", str(processors.THRESHOLD)])
+    command.main([str(tmp_path / "model"), *files, "--threshold", str(processors.THRESHOLD)])
     objects = json.loads(found.read_text())[0]["objects"]
     scores, boxes = ([one[name] for one in objects] for name in ("score", "box"))
     assert_allclose(scores, golden[f"{number}/scores"], atol=1e-5)
