@@ -72,7 +72,7 @@ def _yolo(path, part):
         raise ValueError(f"{path} must have a path or a list of paths {part!r}, got {listed(list(content), most=8)}")
     images = [image for entry in entries for image in _images(_place(path, str(content.get("path") or ""), entry))]
     has_points = "kpt_shape" in content
-    return ((image, *_yolo_image(image, has_points)) for image in images), names
+    return ((image, *_yolo_image(image, names, has_points)) for image in images), names
 
 
 def _place(path: Path, root: str, entry: str) -> Path:
@@ -102,18 +102,18 @@ def _labels(image: Path) -> Path:
     return Path(*parts).with_suffix(".txt")
 
 
-def _yolo_image(image, has_points):
+def _yolo_image(image, names, has_points):
     """The size of an image, and its annotations."""
     size, labels = turned_size(image), _labels(image)
     lines = read_text(labels).splitlines() if labels.is_file() else []
     return size, [
-        _yolo_object(f"{labels}:{number}", line.split(), size, has_points)
+        _yolo_object(f"{labels}:{number}", line.split(), size, names, has_points)
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
 
 
-def _yolo_object(place, fields, size, has_points):
+def _yolo_object(place, fields, size, names, has_points):
     """The annotation in a line: a class and a box, after which there may be points, or a class and a polygon."""
     try:
         category, *numbers = map(float, fields)
@@ -124,7 +124,9 @@ def _yolo_object(place, fields, size, has_points):
         raise ValueError(f"{place} must have a class and a box or the corners of a polygon, got {len(fields)} numbers")
     if not all(-FARTHEST <= number <= 1 + FARTHEST for number in numbers):  # nor NaN
         raise ValueError(f"{place} must have coordinates as fractions of the image, from 0 to 1, got {numbers}")
-    found = {"id": place, "category_id": int(category) if category % 1 == 0 else category}
+    if category not in names:
+        raise ValueError(f"{place} must have a class that has a name, {listed([*map(str, names)])}, got {fields[0]}")
+    found = {"id": place, "category_id": int(category)}
     points = [number * size[index % 2] for index, number in enumerate(numbers)]
     if len(numbers) == 4:
         x, y, width, height = points
