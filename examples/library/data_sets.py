@@ -187,6 +187,8 @@ def _voc_objects(file, root) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{place} must have a name")
         if not all(map(math.isfinite, (x0, y0, x1, y1))):
             raise ValueError(f"{place} must have a bndbox with the numbers {', '.join(EDGES)}")
+        if x1 < x0 or y1 < y0:
+            raise ValueError(f"{place} must have xmin and ymin up to xmax and ymax, got {(x0, y0, x1, y1)}")
         is_difficult = (one.findtext("difficult") or "").strip() == "1"
         box = [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1]
         yield {"id": place, "category_id": name, "bbox": box, "iscrowd": int(is_difficult)}

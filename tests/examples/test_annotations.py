@@ -637,6 +637,11 @@ REFUSED = [
     ("voc/Annotations/a.xml", VOC.format("", 9, 9, OBJECT.format(" ", 1, 1, 3, 3)), "a.xml, object 1 must have a name"),
     (
         "voc/Annotations/a.xml",
+        VOC.format("", 9, 9, OBJECT.format("a", 5, 1, 3, 3)),
+        "a.xml, object 1 must have xmin and",
+    ),
+    (
+        "voc/Annotations/a.xml",
         VOC.format("", 9.5, 9, ""),
         r"width of images\[0\] \(id a.png\) in .*voc must be .*, got 9.5",
     ),
