@@ -27,7 +27,7 @@ from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sampling.cases import Grid
 from tests.helpers.sharding import make_mesh
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 HELPERS = pathlib.Path(__file__).parent / "helpers"
@@ -141,10 +141,7 @@ def test_run_in_another_process(program, platform, tmp_path):
         assert_near(tuple(file.values()), program.expected(3, 5, 4) * 2)
 
 
-@pytest.mark.parametrize(
-    "name, sizes",
-    [("dcnv3", "nhw"), slow_unless(False, "deform_conv2d", "w"), slow_unless(False, "deform_conv3d", "nhw")],
-)
+@pytest.mark.parametrize("name, sizes", [("dcnv3", "nhw"), slow("deform_conv2d", "w"), slow("deform_conv3d", "nhw")])
 def test_sizes_some_or_all_of_which_are_symbolic(name, sizes):
     program = PROGRAMS[name]
     artifact = exported(with_gradients(program.function), program.specs(sizes))

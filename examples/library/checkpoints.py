@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from .files import digest_of, replaced, to_json
+from .files import digest_of, digest_of_json, replaced, to_json
 
 STATE = "SHA-256 of the state"  # among the settings; the format of arrays does not notice each byte that changes
 Scores = dict[str, dict[str, float]]  # what evaluations found, by the number of steps before them
@@ -139,7 +139,7 @@ class Checkpoints:
             return {}
         content = json.loads(self._scores.read_text())
         scores = content.get("scores", content)  # runs of earlier versions wrote the scores only
-        if scores is not content and content.get("SHA-256") != digest_of([to_json(scores).encode()]):
+        if scores is not content and content.get("SHA-256") != digest_of_json(scores):
             raise ValueError("its SHA-256 is another one")
         nan = {None: math.nan}
         return {step: {name: nan.get(one, one) for name, one in found.items()} for step, found in scores.items()}
@@ -172,7 +172,7 @@ class Checkpoints:
         """Saves the scores of all evaluations."""
         if jax.process_index() == 0:
             with replaced(self._scores) as file:
-                file.write_text(to_json({"SHA-256": digest_of([to_json(scores).encode()]), "scores": scores}))
+                file.write_text(to_json({"SHA-256": digest_of_json(scores), "scores": scores}))
 
 
 def _first_line(error):

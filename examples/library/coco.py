@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 
 from . import classes, data_sets, precision
 from .annotations import read as read_annotations
-from .files import digest, digest_of, listed, to_json
+from .files import digest, digest_of_json, listed
 from .photographs import DamagedError, opened
 
 SPARE = 16  # images that may take the place of a damaged one
@@ -61,7 +61,7 @@ class Dataset(NamedTuple):
         if self.path.suffix == ".json":
             return digest(self.path)
         found = self.annotations
-        return digest_of([to_json([found.imgs, found.anns, found.cats], default=repr).encode()])
+        return digest_of_json([found.imgs, found.anns, found.cats], default=repr)
 
     @property
     def files(self) -> set[str]:

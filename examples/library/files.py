@@ -52,6 +52,11 @@ def digest_of(parts: Iterable[bytes]) -> str:
     return found.hexdigest()[:16]
 
 
+def digest_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """The same of what `to_json` makes of a value."""
+    return digest_of([to_json(value, default).encode()])
+
+
 def _chunks(file):
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK):

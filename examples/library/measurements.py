@@ -5,7 +5,7 @@ import csv
 import json
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +19,8 @@ from .files import replaced, to_json
 
 Item = TypeVar("Item")
 COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of jax.monitoring
-_compilations: list[float] = []  # the seconds of each one in this process
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: _compilations.append(seconds) if event == COMPILED else None
-)
+_events: Counter[str] = Counter()  # of this process
+jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: _events.update([event]))
 
 
 class Log:
@@ -43,9 +41,10 @@ class Log:
         self._board = Board(tensorboard, steps) if tensorboard and jax.process_index() == 0 else None
         if jax.process_index() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = [line for line in self.read() if line["step"] <= steps]
+            numbered = [*self._numbered()]
+            kept = [line for _, line in numbered if line is not None and line["step"] <= steps]
             if len(kept) < steps:
-                damaged = [str(number) for number, line in self._numbered() if line is None]
+                damaged = [str(number) for number, line in numbered if line is None]
                 lost = f" Lines that cannot be read are left out: {', '.join(damaged[:6])}." if damaged else ""
                 print(f"{path} lacks {steps - len(kept)} of the {steps} steps that are saved.{lost}")
             if kept:
@@ -59,9 +58,10 @@ class Log:
     def write(self, step: int, found: Mapping[str, float]) -> None:
         """Adds a line. Raises SaveError if the operating system refuses it."""
         if jax.process_index() == 0:
+            line = {"step": step, **found}
             with _naming_step(step), self.path.open("a") as file:
-                file.write(to_json({"step": step, **found}) + "\n")
-                self._add_rows([{"step": step, **found}])
+                file.write(to_json(line) + "\n")
+                self._add_rows([line])
         if self._board:
             with _naming_step(step):
                 self._board.write(step, found)
@@ -200,7 +200,7 @@ class Measurements:
         silent = jax.process_index() > 0
         self._progress = tqdm(steps, title, steps.stop, initial=steps.start, mininterval=1, disable=silent)
         self._waited, self._ended = 0.0, time.perf_counter()
-        self._called, self._compilations = self._ended, len(_compilations)
+        self._called, self._compilations = self._ended, _events[COMPILED]
         self._watcher = ThreadPoolExecutor(1)
 
     def restart(self) -> None:
@@ -223,12 +223,12 @@ class Measurements:
                 newest = self._pending[-1].ended
                 idle_from = max(idle_from, newest.result()) if newest.done() else got
             self._waited = max(got - idle_from, 0.0)
-            self._called, self._compilations = time.perf_counter(), len(_compilations)
+            self._called, self._compilations = time.perf_counter(), _events[COMPILED]
             yield batch
 
     def add(self, step: int, measured: dict[str, jax.Array], flag: Any) -> None:
         """What a step that was started will measure, and a number that is positive if the run is to end."""
-        if len(_compilations) > self._compilations:  # the first step with arrays of these shapes
+        if _events[COMPILED] > self._compilations:  # the first step with arrays of these shapes
             self._leave_out(time.perf_counter() - self._called)
         self._pending.append(_Pending(step, measured, flag, self._waited, self._watcher.submit(_end_of, measured)))
 

@@ -1,6 +1,5 @@
 """A picture of the validation images in which a detector makes most mistakes."""
 
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ ROWS, COLUMNS = 2, 4
 FOUND, WRONG, MISSED = "lime", "red", "orange"
 
 
-def draw(path: Path, dataset: Dataset, results: Sequence[dict[str, Any]]) -> None:
+def draw(path: Path, dataset: Dataset, results: list[dict[str, Any]]) -> None:
     """Writes a picture of the images with the most mistakes; without one, deletes it.
 
     results: as of `average_precision`, with "bbox".
     """
-    worst = mistakes(dataset.annotations, list(results), LOWEST_SCORE)
+    worst = mistakes(dataset.annotations, results, LOWEST_SCORE)
     path.unlink(missing_ok=True)
     if not worst:
         return

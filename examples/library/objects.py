@@ -62,11 +62,11 @@ def pictures(images: Sequence[Path], out: Path, videos: Collection[str] = ()) ->
         if ending in {*videos} or ending[1:] in FORMATS:
             kind = "a video must end in .mp4" if is_video else "an image must end in .png or that of another picture"
             raise ValueError(f"--out of {kind}, or be a folder, got {out}")
-    readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN} | {*videos}
     files = []
     for path in images:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        found = [file for file in inside if file == path or file.suffix.lower() in readable | {*videos}]
+        found = [file for file in inside if file == path or file.suffix.lower() in readable]
         if not found or len(found) < len(inside):
             skipped = len(inside) - len(found)
             print(f"{path} has {len(found)} images. {skipped} entries with other names are skipped.")

@@ -74,8 +74,8 @@ def run(
 
     try:
         if options.evaluate_only:
-            scores = on_devices(measure, variables).scores
-            print("\n".join([described(scores), *described_by_class(scores)]))
+            found = on_devices(measure, variables).scores
+            print("\n".join([described(found), *described_by_class(found)]))
             return
         if options.overwrite and options.checkpoint and options.checkpoint.resolve() in [*map(Path.resolve, outputs)]:
             raise StartError(f"--checkpoint must be none of what --overwrite deletes, got {options.checkpoint}")

@@ -187,8 +187,7 @@ def _find(library: str) -> list[Found]:
 def _is_ours(target: Target) -> bool:
     """Whether the function is replaced. After a reload it is not."""
     present: Any = getattr(sys.modules.get(target.module), target.function, None)
-    present = unwrap(present)
-    return any(present is one.function for one in _found.get(target.library, ()))
+    return any(unwrap(present) is one.function for one in _found.get(target.library, ()))
 
 
 def _check_backend(library: str) -> None:

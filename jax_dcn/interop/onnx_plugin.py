@@ -176,6 +176,8 @@ def _lowerings(others: Mapping[str, Any]) -> dict[str, Any]:
     for function, applies in _REPLACEMENTS:
         name = function.__name__
         lowerings[name] = _Replacement(function, applies, others[name])
-    nms, index = _Function(onnx_functions.nms_of_examples), _Function(onnx_functions.platform_index)
-    lowerings |= {onnx_functions.NMS.name: nms, "platform_index": index}
-    return lowerings | {onnx_functions.NODE.name: _Node()}
+    return lowerings | {
+        onnx_functions.NODE.name: _Node(),
+        onnx_functions.NMS.name: _Function(onnx_functions.nms_of_examples),
+        "platform_index": _Function(onnx_functions.platform_index),
+    }

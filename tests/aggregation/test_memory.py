@@ -12,7 +12,7 @@ from jax_dcn._operators import workspace
 from tests.helpers.aggregation.cases import CASES
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.operators import pull_back
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow
 
 MIB = 2**20
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
@@ -57,7 +57,7 @@ def test_gradients(dtype, platform):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("function", [tangent, slow_unless(False, hessian_product)])
+@pytest.mark.parametrize("function", [tangent, slow(hessian_product)])
 def test_other_derivatives_do_not_grow_with_the_batch(function, platform):
     sizes = {batch: temporary_bytes(function, batch) for batch in (2, 16)}
     assert sizes[16] <= sizes[2] + MIB, sizes
@@ -81,7 +81,7 @@ def test_parts_add_up(name, limit, monkeypatch, x64):
 
 
 @pytest.mark.platforms("cpu")
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow_unless(False, jnp.float32)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float32)])
 def test_blocks_of_pixels_are_the_whole(dtype):
     """On a CPU, the cotangent of value is computed in blocks of pixels where its sums take too much memory."""
     sizes, channels = ((1024, 1024), (3, 5)), 16  # the sums of a head take 64 MiB

@@ -9,7 +9,7 @@ import pytest
 
 from jax_dcn._operators.deform_conv import im2col_plan
 from tests.helpers.deform_conv.cases import CASE, Operands, assert_close, convolve, pull_back
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.optimized
 
@@ -127,8 +127,8 @@ def test_parts_add_up(name, held, monkeypatch, x64):
     "name, held",
     [
         ("circular", 2**10),
-        slow_unless(False, "strided_dilated", 2**14),
-        slow_unless(False, "two_batch_dimensions", 2**8),
+        slow("strided_dilated", 2**14),
+        slow("two_batch_dimensions", 2**8),
         pytest.param("6_groups_4_offset_groups", 2**8, marks=pytest.mark.thorough),
     ],
 )

@@ -14,7 +14,7 @@ from jax_dcn._primitive import extension
 from tests.helpers.deform_conv import xla
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.lowered import lowered_for
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -85,10 +85,7 @@ def assert_near(actual, expected, tolerance):
         assert_close(a, np.asarray(e, np.float64), 0, tolerance * np.abs(e).max(initial=0))
 
 
-@pytest.mark.parametrize(
-    "dtype, tolerance",
-    [("float32", 2.0**-19), slow_unless(False, "bfloat16", 2.0**-6), slow_unless(False, "float64", 1e-12)],
-)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2.0**-19), slow("bfloat16", 2.0**-6), slow("float64", 1e-12)])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name, dtype, tolerance, x64):
     ours, theirs, operands, cotangent = problem(name, dtype)

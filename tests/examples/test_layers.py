@@ -15,7 +15,7 @@ from examples.detr.layers import LayerNorm
 from examples.library.convolution import Conv
 from examples.library.pooling import max_pool
 from tests.helpers.lowered import lowered_for
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -63,7 +63,7 @@ def pull_back(pool, window, x):
     return result, pullback(1 + jnp.arange(result.size, dtype=result.dtype).reshape(result.shape))[0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", slow_unless(False, "bfloat16")])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_bits_of_a_pooling(window, dtype):
     x = np.random.default_rng(0).integers(-2, 3, (2, 7, 8, 5))  # many pixels are equal

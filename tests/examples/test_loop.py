@@ -31,7 +31,7 @@ from examples.library.checkpoints import locked
 from examples.library.devices import fit_on, own_rows
 from examples.library.gradients import gradients
 from examples.library.loop import Start, StartError, first_state, fit, update
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -270,7 +270,7 @@ def test_a_full_disk(limit, tmp_path, caplog):
     assert {path.name for path in tmp_path.iterdir()} == {"6", "whole", *LOGS}  # and nothing unfinished
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, slow_unless(False, signal.SIGKILL)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGKILL)])
 def test_a_process_that_is_ended(number, tmp_path):
     """SIGKILL may come while a checkpoint is written: each step writes one. No lock is left."""
     program = f"""
@@ -328,10 +328,8 @@ def test_processes_that_make_batches():
         next(ahead(os._exit, [1], processes=True))
 
 
-ENDINGS = [slow_unless(False, number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)]
-
-
-@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_they_serve(number, tmp_path):
     """Terminals and clusters signal all of them. They still make the batches of steps that are running."""
     program = f"""

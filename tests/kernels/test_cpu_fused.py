@@ -50,8 +50,8 @@ def is_emulated(instructions):
     return True
 
 
-# Programs with a sanitizer take long to compile; that of the portable kernels takes least. avx512 is slow because amx
-# runs the same float32 kernels.
+# Programs with a sanitizer take long to compile; that of the portable kernels takes least. Of those without, amx runs
+# the float32 kernels of avx512, too, and the portable ones take longest.
 SLOW = [("memory", PORTABLE), *(("none", name) for name in ("portable", "avx512", "avx512_bf16"))]
 RUNS = [
     pytest.param(sanitizer, name, marks=pytest.mark.slow if (sanitizer, name) in SLOW else marks)

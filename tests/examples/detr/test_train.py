@@ -25,7 +25,7 @@ from examples.library import trainer
 from examples.library.coco import open_image, read
 from examples.library.files import read_object
 from tests.helpers import detr_training, processors
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow, slow_unless
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -185,13 +185,13 @@ def test_images_are_those_of_the_processor(name, folder, tmp_path):
     ("name", "settings", "options", "size", "message"),
     [
         ("rt_detr_v2", {"size": [96, 64], "resample": 3}, [], (96, 64), ""),
-        slow_unless(False, "rt_detr_v2", {"size": [96, 64], "resample": 3}, ["--sizes", "32"], (32, 32), ""),
+        slow("rt_detr_v2", {"size": [96, 64], "resample": 3}, ["--sizes", "32"], (32, 32), ""),
         ("rt_detr_v2", {"size": [96, 64]}, ["--sizes", "64", "32"], (32, 32), "at 32 pixels, the last of --sizes"),
         ("rt_detr_v2", {"size": [90, 60]}, [], (640, 640), "up to 90 x 60 pixels, which the model cannot take"),
         slow_unless(
             False, "rt_detr_v2", {"do_resize": False}, [], (640, 640), "Their size is 640 x 640 pixels instead"
         ),
-        slow_unless(False, "deformable_detr", {"size": [90, 60]}, [], (90, 60), ""),
+        slow("deformable_detr", {"size": [90, 60]}, [], (90, 60), ""),
         ("deformable_detr", {"size": [30, 40], "pad_size": [36, 41]}, [], (36, 41), ""),
         ("deformable_detr", {"size": {"shortest_edge": 32, "longest_edge": 99}}, [], (40, 40), "are padded to 40 x 40"),
     ],

@@ -14,7 +14,7 @@ from safetensors import numpy as safetensors
 from examples.detr import weights
 from examples.detr.config import label_names
 from tests.helpers import detr_training
-from tests.helpers.slow import slow_unless
+from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -105,9 +105,7 @@ def test_weights_that_are_not_finite(end, value, folder):
         weights.load(folder)
 
 
-@pytest.mark.parametrize(
-    "prefix", [*(slow_unless(False, one) for one in ("module.", "_orig_mod.")), "_orig_mod.module."]
-)
+@pytest.mark.parametrize("prefix", [*(slow(one) for one in ("module.", "_orig_mod.")), "_orig_mod.module."])
 def test_weights_of_parallel_and_compiled_models(prefix, folder):
     path, missing = folder / "model.safetensors", "model.enc_output.0.weight"
     arrays = {prefix + name: array for name, array in safetensors.load_file(path).items()}
