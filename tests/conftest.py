@@ -3,6 +3,7 @@ import functools
 import gc
 import importlib.util
 import os
+import shutil
 
 # Set before jax is imported. Sharding tests need several devices, on any machine. Autotuning would take longer than it
 # saves in programs that run once. Several test processes share the memory of a GPU.
@@ -10,7 +11,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ["--xla_force_host_platform_device_count=8", "--xla_gpu_autotune_level=0", os.environ.get("XLA_FLAGS", "")]
 )
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-# Tests neither use nor fill the programs that the user keeps.
+# Programs that tests start neither use nor fill the cache of the user's compiled programs.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # a program's lines of Python take a twentieth of the time
@@ -30,6 +31,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("jax_dcn")
 
 PLATFORMS = ("cpu", "cuda")
+MOST_PROGRAM_BYTES = 2**30
 
 
 def pytest_addoption(parser):
@@ -52,6 +54,22 @@ def pytest_configure(config):
     if not config.getoption("optimized") and jax.__version_info__ < (0, 11):
         fast = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
         os.environ["XLA_FLAGS"] = f"{fast} {os.environ['XLA_FLAGS']}"
+    keep_programs(config)
+
+
+def keep_programs(config):
+    """Compiles a program once that several tests have, or both of pytest's processes, or an earlier run.
+
+    Its name is a digest of all that XLA compiles. The kernels are not compiled into it: it calls them by name.
+    """
+    folder = config.cache.mkdir("programs")
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and sum(file.stat().st_size for file in folder.iterdir()) > MOST_PROGRAM_BYTES:
+        shutil.rmtree(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_generate_tests(metafunc):
