@@ -36,8 +36,8 @@ from jax_dcn._operators.roi_pool.functions import (
 )
 from jax_dcn._operators.sampling.functions import grid_sample, map_coordinates, resize
 from jax_dcn._patch.functions import patch
-from jax_dcn._primitive.operator import operators_saveable
 from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.primitive import operators_saveable
 from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.conversion import as_deform_conv
 from jax_dcn.optim import offset_labels

@@ -9,6 +9,7 @@ from jax._src.interpreters import mlir  # jax has no public function that return
 
 from jax_dcn._primitive import target
 from jax_dcn._primitive.extension import cuda_custom_calls
+from jax_dcn._primitive.primitive import PRIMITIVES
 from jax_dcn._primitive.target import Target
 
 
@@ -34,7 +35,7 @@ def substituted(names: dict[str, str]):
         return real_call(names[name], *args, **kwargs)
 
     lowerings = mlir._platform_specific_lowerings
-    rules = {primitive: rule for primitive, rule in lowerings["cuda"].items() if primitive.name.startswith("deform")}
+    rules = {primitive: rule for primitive, rule in lowerings["cuda"].items() if primitive in PRIMITIVES}
     with (
         mock.patch.object(jax.ffi, "ffi_call", substitute_call),
         mock.patch.dict(lowerings["cpu"], rules),

@@ -11,8 +11,9 @@ import jax
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.chain import Step
 from jax_dcn._primitive.evaluation import flat
-from jax_dcn._primitive.operator import RECORDED_BINDINGS, Binding, present
+from jax_dcn._primitive.operator import present
 from jax_dcn._primitive.plan import ComputationPlan, Request
+from jax_dcn._primitive.primitive import RECORDED_BINDINGS, Binding
 from jax_dcn._primitive.target import Target
 
 
@@ -38,18 +39,18 @@ def plans_of(binding: Binding, target: Target) -> tuple[ComputationPlan, ...]:
     operands = operator.operands_of(
         {name: jax.eval_shape(partial(flat, names=flat_names[name]), shape) for name, shape in shapes.items()}
     )
-    result = operator.result(operands, spec=spec)
+    result = operator.definition.result(operands, spec=spec)
     computations = chain[0].arguments if chain else ("forward", *names)
     why = operator.why_reference(target.platform, backend)
     if why:
-        path, size = "xla" if operator.is_native else "reference", operator.sample_bytes(operands, spec=spec)
+        path, size = "xla" if operator.is_native else "reference", operator.dimensions.sample_bytes(operands, spec=spec)
         plans = {name: ComputationPlan(name, path, why, size) for name in computations}
     else:
         extension.require(target.platform)
         gradients = Step("vjp", tuple(name for name in computations if name != "forward"))
         plans = {}
         for step in (gradients,) if chain else (None, gradients):
-            plans |= operator.plan(Request(step, spec, target), operands)
+            plans |= operator.kernels.plan(Request(step, spec, target), operands)
 
     def with_costs(computation: str) -> ComputationPlan:
         arrays = present(operands)
@@ -58,7 +59,7 @@ def plans_of(binding: Binding, target: Target) -> tuple[ComputationPlan, ...]:
         return dataclasses.replace(
             plans[computation],
             computation=operator.user_names(spec).get(computation, computation),
-            flops=operator.flops(computation, operands, spec=spec),
+            flops=operator.kernels.flops(computation, operands, spec=spec),
             bytes_accessed=sum(math.prod(array.shape) * array.dtype.itemsize for array in accessed),
         )
 

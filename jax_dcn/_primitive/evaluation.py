@@ -7,22 +7,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jax_dcn._primitive import parts
 from jax_dcn._primitive.chain import RESULT, Arrays, Chain, Params, cotangent_name, differentiated, tangent_name
+from jax_dcn._primitive.operator import Operator
 from jax_dcn._primitive.partition import NamedArray, Names, Shard, ShardedFunction, widened
 from jax_dcn._primitive.plan import Request
 from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 from jax_dcn._primitive.target import Target
 
-if TYPE_CHECKING:
-    from jax_dcn._primitive.operator import Operator
 
-
-def function_of(operator: "Operator[Any]", params: Params, target: Target | None) -> ShardedFunction:
+def function_of(operator: Operator[Any], params: Params, target: Target | None) -> ShardedFunction:
     """The function that the primitive represents: as a target with kernels computes it, or by the reference if None."""
     arguments, results = params.signature
 
@@ -44,8 +42,8 @@ def function_of(operator: "Operator[Any]", params: Params, target: Target | None
     return function
 
 
-def has_kernel(operator: "Operator[Any]", chain: Chain) -> bool:
-    return not chain or (len(chain) == 1 and (chain[0].mode == "vjp" or operator.tangent is not None))
+def has_kernel(operator: Operator[Any], chain: Chain) -> bool:
+    return not chain or (len(chain) == 1 and (chain[0].mode == "vjp" or operator.kernels.tangent is not None))
 
 
 def flat(array: jax.Array, names: Names) -> jax.Array:
@@ -60,7 +58,7 @@ def flat(array: jax.Array, names: Names) -> jax.Array:
 class _Evaluation:
     """The evaluation of one function on a device that has these shards. The results in `all_reduced` stay wide."""
 
-    operator: "Operator[Any]"
+    operator: Operator[Any]
     params: Params
     shards: Mapping[str, Shard]
     all_reduced: tuple[str, ...]
@@ -74,7 +72,7 @@ class _Evaluation:
         names = self.operator.flat_names(arrays, self.params.spec)
         flat_arrays = {name: flat(arrays[name], names[role]) for name, role in arguments.items()}
         outs = self._kernel_results(flat_arrays, target)
-        batched = next(name for name in self.params.present if name not in self.operator.shared)
+        batched = next(name for name in self.params.present if name not in self.operator.definition.shared)
         batch = arrays[batched].shape[: arrays[batched].ndim - len(names[batched]) + 1]
 
         def unflat(out: jax.Array, role: str) -> jax.Array:
@@ -84,15 +82,15 @@ class _Evaluation:
 
     def _kernel_results(self, arrays: Arrays, target: Target) -> Arrays:
         operator, operands = self.operator, self.operator.operands_of(arrays)
-        keywords = operator.keywords(self.params.spec, self.shards)
+        keywords = operator.dimensions.keywords(self.params.spec, self.shards)
         step = self.params.chain[0] if self.params.chain else None
-        plans = operator.plan(Request(step, keywords["spec"], target, self.all_reduced), operands)
+        plans = operator.kernels.plan(Request(step, keywords["spec"], target, self.all_reduced), operands)
         if step is None:
-            return {RESULT: operator.forward(plans, operands, **keywords)}
-        if step.mode == "jvp" and operator.tangent is not None:
+            return {RESULT: operator.kernels.forward(plans, operands, **keywords)}
+        if step.mode == "jvp" and operator.kernels.tangent is not None:
             tangents = {name: arrays[tangent_name(name, 0)] for name in step.arguments}
-            return {RESULT: operator.tangent(plans, operands, tangents, **keywords)}
-        return operator.cotangent(plans, operands, arrays[cotangent_name(RESULT, 0)], **keywords)
+            return {RESULT: operator.kernels.tangent(plans, operands, tangents, **keywords)}
+        return operator.kernels.cotangent(plans, operands, arrays[cotangent_name(RESULT, 0)], **keywords)
 
     def by_parts(self, arrays: Arrays, target: Target) -> Arrays:
         """Derivatives of the reference, with the workspace of a part of the operands."""
@@ -100,7 +98,9 @@ class _Evaluation:
         names = operator.flat_names(arrays, self.params.spec)
         shapes = {role: jax.typeof(arrays[name]) for name, role in arguments.items()}
         if RESULT not in shapes:
-            reference = partial(operator.reference, **operator.keywords(self.params.spec, self.shards))
+            reference = partial(
+                operator.definition.reference, **operator.dimensions.keywords(self.params.spec, self.shards)
+            )
             shapes[RESULT] = jax.eval_shape(reference, operator.operands_of(arrays))
 
         def flat_result(name: str, role: str) -> NamedArray:
@@ -117,18 +117,18 @@ class _Evaluation:
             flat_arrays,
             arguments={name: names[role] for name, role in arguments.items()},
             results={name: flat_result(name, role) for name, role in results.items()},
-            lengths=tuple(operator.part_lengths(operator.operands_of(flat_arrays), target=target).items()),
+            lengths=tuple(operator.dimensions.part_lengths(operator.operands_of(flat_arrays), target=target).items()),
             fill=len(self.params.chain),
         )
         return {name: outs[name].reshape(shapes[role].shape) for name, role in results.items()}
 
     def _reference(self, arrays: Arrays, shards: Mapping[str, Shard], *, is_wide: bool) -> Arrays:
         """The derivative of the reference. If `is_wide`, arguments and results have the dtype of sums."""
-        operator, keywords = self.operator, self.operator.keywords(self.params.spec, shards)
+        operator, keywords = self.operator, self.operator.dimensions.keywords(self.params.spec, shards)
         widen = widened if is_wide else lambda array: array
 
         def reference(arrays: Arrays) -> Arrays:
-            return {RESULT: widen(operator.reference(operator.operands_of(arrays), **keywords))}
+            return {RESULT: widen(operator.definition.reference(operator.operands_of(arrays), **keywords))}
 
         return differentiated(reference, self.params.chain)({name: widen(array) for name, array in arrays.items()})
 

@@ -17,9 +17,10 @@ from jax_dcn._operators.aggregation.arguments import Operands, check_operands
 from jax_dcn._operators.aggregation.geometry import DCNv3Window, Spec, levels_of
 from jax_dcn._operators.aggregation.reference import reference
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.partition import Shard
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
+from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
@@ -152,21 +153,12 @@ def _attributes(spec: Spec) -> dict[str, Any]:
     }
 
 
-deform_aggregation = Operator[Spec](
-    "deform_aggregation",
-    operands=Operands,
-    result=result,
-    reference=reference,
-    plan=plan,
-    forward=forward,
-    tangent=None,
-    cotangent=cotangent,
-    flops=flops,
-    sample_bytes=sample_bytes,
-    axes=axes,
-    keywords=keywords,
-    part_lengths=part_lengths,
-    shared={},
-    linear=("value", "weights"),
-    user_names=user_names,
+deform_aggregation = Primitive(
+    Operator[Spec](
+        "deform_aggregation",
+        Definition(Operands, result, reference, shared={}, linear=("value", "weights")),
+        Kernels(plan, forward, cotangent, flops),
+        Dimensions(axes, keywords, part_lengths, sample_bytes),
+        user_names,
+    )
 )

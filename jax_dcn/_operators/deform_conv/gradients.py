@@ -126,19 +126,19 @@ def _gradient(
 ) -> jax.Array:
     function = f"deform_conv2d_{'input' if name == 'x' else name}_grad"
     _validation.known_keywords(function, options, Options.__annotations__)
-    call = canonicalize(2, x, offset, weight, None, mask, **options)
-    operator = conv_on_grid[2] if isinstance(call.operands, GridOperands) else deform_conv
-    first = options.get("data_format") == "NCHW"
+    operands, spec = canonicalize(2, x, offset, weight, None, mask, **options)
+    primitive = conv_on_grid[2] if isinstance(operands, GridOperands) else deform_conv
+    definition, first = primitive.operator.definition, options.get("data_format") == "NCHW"
     cotangent = _validation.array("cotangent", cotangent)
-    expected = operator.result(call.operands, spec=call.spec).shape
+    expected = definition.result(operands, spec=spec).shape
     if first:
         expected = (*expected[:-3], expected[-1], *expected[-3:-1])
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
-    cotangent = (channels_last(cotangent, 2) if first else cotangent).astype(call.spec.dtype)
-    *operands, ct = jax_internals.vary_alike([*call.operands, cotangent])
-    gradient = operator.cotangents(
-        operator.operands(*operands), cotangent=ct, requested=(name,), spec=call.spec, backend=options.get("backend")
+    cotangent = (channels_last(cotangent, 2) if first else cotangent).astype(spec.dtype)
+    *arrays, ct = jax_internals.vary_alike([*operands, cotangent])
+    gradient = primitive.cotangents(
+        definition.operands(*arrays), cotangent=ct, requested=(name,), spec=spec, backend=options.get("backend")
     )[name]
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient, 2)

@@ -22,9 +22,10 @@ from jax_dcn._operators.deform_conv.on_grid_forms import CONVOLUTION, PRODUCT, S
 from jax_dcn._operators.deform_conv.plan import fast_reason, lacking_instructions, path_of, unsupported_reason
 from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive.chain import Arrays
-from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.partition import Shard, widened
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request, by_choices
+from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
@@ -234,27 +235,17 @@ def _with_padding(x: jax.Array, spec: Spec) -> tuple[jax.Array, Spec]:
     return wrapped(x, spec), replace(spec, padding=((0, 0),) * spec.dims, circular=False)
 
 
-def _operator(dims: int) -> Operator[Spec]:
-    """The operator for images of this number of axes."""
-    return Operator[Spec](
-        f"deform_conv{dims}d_on_grid",
-        operands=GridOperands,
-        result=result,
-        reference=reference,
-        plan=plan,
-        forward=_forward,
-        tangent=_tangent,
-        cotangent=_cotangent,
-        flops=flops,
-        sample_bytes=lambda operands, spec: 0,
-        axes=axes,
-        keywords=keywords,
-        part_lengths=lambda operands, target: {},
-        shared={"weight": dims + 2, "bias": 1},
-        linear=("x", "weight"),
-        platforms=("cpu",),
-        is_native=True,
-    )
+_kernels = Kernels(plan, _forward, _cotangent, flops, _tangent, platforms=("cpu",))
+_dimensions = Dimensions(
+    axes, keywords, part_lengths=lambda operands, target: {}, sample_bytes=lambda operands, spec: 0
+)
 
 
-conv_on_grid = {dims: _operator(dims) for dims in (1, 2, 3)}
+def _primitive(dims: int) -> Primitive[Spec]:
+    """The primitive for images of this number of axes."""
+    shared = {"weight": dims + 2, "bias": 1}
+    definition = Definition(GridOperands, result, reference, shared, linear=("x", "weight"))
+    return Primitive(Operator[Spec](f"deform_conv{dims}d_on_grid", definition, _kernels, _dimensions, is_native=True))
+
+
+conv_on_grid = {dims: _primitive(dims) for dims in (1, 2, 3)}

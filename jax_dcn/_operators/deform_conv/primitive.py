@@ -17,9 +17,10 @@ from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES, groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import Im2col
 from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.chain import Arrays
-from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.partition import Shard
 from jax_dcn._primitive.plan import ComputationPlan, Plans, by_choices
+from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._types import Shaped
 
 Origin = tuple[ArrayLike, ...]
@@ -113,25 +114,14 @@ def _forward(convolution: Convolution, planned: ComputationPlan, fill: float) ->
     raise TypeError(f"no executor takes {planned.choices}")
 
 
-def _operator(name: str, dims: int) -> Operator[Spec]:
-    """The operator for images of this number of axes."""
-    return Operator[Spec](
-        name,
-        operands=Operands,
-        result=result,
-        reference=reference,
-        plan=plan.plan,
-        forward=_forward_by_kernels,
-        tangent=_tangent_by_kernels,
-        cotangent=_cotangent_by_kernels,
-        flops=plan.flops,
-        sample_bytes=plan.sample_bytes,
-        axes=axes,
-        keywords=keywords,
-        part_lengths=im2col_plan.part_lengths,
-        shared={"weight": dims + 2, "bias": 1},
-        linear=plan.LINEAR,
-    )
+_kernels = Kernels(plan.plan, _forward_by_kernels, _cotangent_by_kernels, plan.flops, _tangent_by_kernels)
+_dimensions = Dimensions(axes, keywords, im2col_plan.part_lengths, plan.sample_bytes)
 
 
-deform_conv, deform_conv_of_volumes = _operator("deform_conv", 2), _operator("deform_conv3d", 3)
+def _primitive(name: str, dims: int) -> Primitive[Spec]:
+    """The primitive for images of this number of axes."""
+    definition = Definition(Operands, result, reference, shared={"weight": dims + 2, "bias": 1}, linear=plan.LINEAR)
+    return Primitive(Operator[Spec](name, definition, _kernels, _dimensions))
+
+
+deform_conv, deform_conv_of_volumes = _primitive("deform_conv", 2), _primitive("deform_conv3d", 3)

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jax_dcn import _validation
 from jax_dcn._operators.roi_pool import primitive
 from jax_dcn._operators.roi_pool.arguments import Spec, align_spec, canonicalize, psroi_spec
-from jax_dcn._primitive.operator import Operator
+from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._types import Pair
 
 
@@ -206,8 +206,8 @@ def roi_align(
     _validation.choice("aligned", aligned, (True, False))
     _validation.choice("mode", mode, ("avg", "max"))
     spec = align_spec(output_size, spatial_scale, sampling_ratio, aligned=aligned)
-    operator = primitive.deform_roi_max_pool if mode == "max" else primitive.deform_roi_pool
-    return _pool(x, rois, None, spec, operator, data_format=data_format, deterministic=deterministic, backend=backend)
+    pooling = primitive.deform_roi_max_pool if mode == "max" else primitive.deform_roi_pool
+    return _pool(x, rois, None, spec, pooling, data_format=data_format, deterministic=deterministic, backend=backend)
 
 
 def ps_roi_align(
@@ -305,12 +305,12 @@ def _pool(
     rois: ArrayLike,
     offset: ArrayLike | None,
     spec: Spec,
-    operator: Operator[Spec] = primitive.deform_roi_pool,
+    pooling: Primitive[Spec] = primitive.deform_roi_pool,
     *,
     backend: Literal["reference"] | None,
     data_format: str,
     **checked: Any,
 ) -> jax.Array:
     operands = canonicalize(x, rois, offset, spec, data_format=data_format, backend=backend, **checked)
-    pooled = operator(operands, spec=spec, backend=backend).astype(jnp.asarray(x).dtype)
+    pooled = pooling(operands, spec=spec, backend=backend).astype(jnp.asarray(x).dtype)
     return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled

@@ -5,7 +5,7 @@ lib/roi_pool/handlers.cc.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -15,8 +15,9 @@ from jax.typing import DTypeLike
 from jax_dcn._operators.roi_pool.arguments import CONVENTIONS, Operands, Spec, check_operands
 from jax_dcn._operators.roi_pool.reference import max_reference, reference
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
+from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._types import Shaped
 
 
@@ -127,35 +128,32 @@ def _bins(rois: Shaped, spec: Spec) -> int:
     return math.prod(rois.shape[:-1]) * math.prod(spec.output_size)
 
 
-_pooling = partial(
-    Operator[Spec],
-    operands=Operands,
-    result=result,
-    tangent=None,
-    flops=flops,
-    axes=axes,
-    keywords=lambda spec, shards: {"spec": spec},
-    part_lengths=lambda operands, target: {},
-    shared={},
-)
+def _pooling(name: str, definition: Definition, kernels: Kernels, sample_bytes: Callable[..., int]) -> Primitive[Spec]:
+    dimensions = Dimensions(
+        axes,
+        keywords=lambda spec, shards: {"spec": spec},
+        part_lengths=lambda operands, target: {},
+        sample_bytes=sample_bytes,
+    )
+    return Primitive(Operator[Spec](name, definition, kernels, dimensions))
+
 
 deform_roi_pool = _pooling(
     "deform_roi_pool",
-    reference=reference,
-    plan=plan,
-    forward=forward,
-    cotangent=cotangent,
-    sample_bytes=sample_bytes,
-    linear=("x",),
+    Definition(Operands, result, reference, shared={}, linear=("x",)),
+    Kernels(plan, forward, cotangent, flops),
+    sample_bytes,
 )
 
 # The maximum is not linear in x. Its reference visits one bin at a time.
 deform_roi_max_pool = _pooling(
     "deform_roi_max_pool",
-    reference=max_reference,
-    plan=partial(plan, is_max=True),
-    forward=partial(forward, name="dcn_roi_max_pool"),
-    cotangent=partial(cotangent, is_max=True),
+    Definition(Operands, result, max_reference, shared={}, linear=()),
+    Kernels(
+        plan=partial(plan, is_max=True),
+        forward=partial(forward, name="dcn_roi_max_pool"),
+        cotangent=partial(cotangent, is_max=True),
+        flops=flops,
+    ),
     sample_bytes=lambda operands, spec: 0,
-    linear=(),
 )

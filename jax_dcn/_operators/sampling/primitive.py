@@ -16,8 +16,9 @@ from jax_dcn._operators.sampling.arguments import Operands, check_operands
 from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
 from jax_dcn._operators.sampling.reference import reference
 from jax_dcn._primitive import extension
-from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
+from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
@@ -135,21 +136,14 @@ def _call(name: str, *operands: jax.Array, spec: Spec, results: Sequence[extensi
     return extension.call(name, *operands, results=results, **numbers, planar=spec.planar)
 
 
-deform_sampling = Operator[Spec](
-    "deform_sampling",
-    operands=Operands,
-    result=result,
-    reference=reference,
-    plan=plan,
-    forward=forward,
-    tangent=None,
-    cotangent=cotangent,
-    flops=flops,
-    sample_bytes=sample_bytes,
-    axes=axes,
-    keywords=lambda spec, shards: {"spec": spec},
-    part_lengths=part_lengths,
-    shared={},
-    linear=("x",),
-    user_names=user_names,
+deform_sampling = Primitive(
+    Operator[Spec](
+        "deform_sampling",
+        Definition(Operands, result, reference, shared={}, linear=("x",)),
+        Kernels(plan, forward, cotangent, flops),
+        Dimensions(
+            axes, keywords=lambda spec, shards: {"spec": spec}, part_lengths=part_lengths, sample_bytes=sample_bytes
+        ),
+        user_names,
+    )
 )
