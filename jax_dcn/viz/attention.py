@@ -90,24 +90,24 @@ def attention_samples(
     )
     pixels = sum(int(height) * int(width) for height, width in spatial_shapes)
     value = np.zeros((pixels, one_location.shape[1], 1), np.float32)
-    call = canonicalize_attention(
+    operands, spec = canonicalize_attention(
         value, one_location, one_weight, spatial_shapes=spatial_shapes, points=points, method=method
     )
-    assert isinstance(call.spec, Pyramid)
-    heads, taps = one_location.shape[1], call.spec.taps
+    assert isinstance(spec, Pyramid)
+    heads, taps = one_location.shape[1], spec.taps
 
-    of_level = np.repeat(np.arange(len(call.spec.levels)), [level.points for level in call.spec.levels])
-    sizes = np.array([level[:2] for level in call.spec.levels])[np.tile(of_level, heads)]
-    fractions = np.asarray(call.operands.locations, np.float64).reshape(heads * taps, 2)[:, ::-1]
+    of_level = np.repeat(np.arange(len(spec.levels)), [level.points for level in spec.levels])
+    sizes = np.array([level[:2] for level in spec.levels])[np.tile(of_level, heads)]
+    fractions = np.asarray(operands.locations, np.float64).reshape(heads * taps, 2)[:, ::-1]
     locations = fractions * sizes - 0.5
-    if call.spec.discrete:
-        levels = tap_levels(call.spec, call.operands.value)
-        pixels_read = np.stack(discrete_pixels(call.operands.locations, levels), -1)
+    if spec.discrete:
+        levels = tap_levels(spec, operands.value)
+        pixels_read = np.stack(discrete_pixels(operands.locations, levels), -1)
         locations = pixels_read.astype(np.float64).reshape(-1, 2)
     return AttentionSamples(
         fractions,
         locations,
-        np.asarray(call.operands.weights, np.float64).ravel(),
+        np.asarray(operands.weights, np.float64).ravel(),
         np.repeat(np.arange(heads), taps),
         np.tile(of_level, heads),
         ((locations > -1) & (locations < sizes)).all(-1),

@@ -44,11 +44,8 @@ def canonicalize_attention(
     spatial_shapes: Sequence[Sequence[int]],
     points: Sequence[int] | None = None,
     method: str = "bilinear",
-    deterministic: bool | None = None,
-    backend: str | None = None,
 ) -> CanonicalCall:
     _validation.choice("method", method, ("bilinear", "discrete"))
-    _validation.run_options(deterministic, backend)
     value = _validation.array("value", value)
     locations = _validation.coordinates("sampling_locations", sampling_locations)
     weights = _validation.array("attention_weights", attention_weights)
@@ -97,10 +94,7 @@ def canonicalize_dcnv3(
     groups: int,
     offset_scale: Any = 1.0,
     remove_center: bool = False,
-    deterministic: bool | None = None,
-    backend: str | None = None,
 ) -> CanonicalCall:
-    _validation.run_options(deterministic, backend)
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)
     mask = _validation.array("mask", mask)

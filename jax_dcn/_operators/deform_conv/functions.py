@@ -122,7 +122,23 @@ def deform_conv2d(
       >>> y.shape, float(y[0, 2, 2, 0]), float(y[0, 0, 0, 0])
       ((1, 5, 5, 4), 18.0, 8.0)
     """
-    return _convolution(2, **locals())
+    return _convolution(
+        2,
+        x,
+        offset,
+        weight,
+        bias,
+        mask,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        feature_group_count=feature_group_count,
+        data_format=data_format,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        deterministic=deterministic,
+        backend=backend,
+    )
 
 
 def deform_conv1d(
@@ -171,7 +187,23 @@ def deform_conv1d(
       >>> jax_dcn.deform_conv1d(x, jnp.full((6, 1), 0.5), weight)[:, 0]
       Array([0.5, 1.5, 2.5, 3.5, 4.5, 2.5], dtype=float32)
     """
-    return _convolution(1, **locals())
+    return _convolution(
+        1,
+        x,
+        offset,
+        weight,
+        bias,
+        mask,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        feature_group_count=feature_group_count,
+        data_format=data_format,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        deterministic=deterministic,
+        backend=backend,
+    )
 
 
 def deform_conv3d(
@@ -231,7 +263,23 @@ def deform_conv3d(
       >>> y.shape, float(y[0, 2, 2, 2, 0]), float(y[0, 0, 0, 0, 0])
       ((1, 4, 5, 5, 4), 54.0, 16.0)
     """
-    return _convolution(3, **locals())
+    return _convolution(
+        3,
+        x,
+        offset,
+        weight,
+        bias,
+        mask,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        feature_group_count=feature_group_count,
+        data_format=data_format,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        deterministic=deterministic,
+        backend=backend,
+    )
 
 
 def _convolution(

@@ -53,14 +53,13 @@ class CanonicalCall(NamedTuple):
 
 
 def canonicalize_grid(
-    x: ArrayLike, grid: ArrayLike, *, method: Any, padding_mode: Any, align_corners: Any, data_format: Any, backend: Any
+    x: ArrayLike, grid: ArrayLike, *, method: Any, padding_mode: Any, align_corners: Any, data_format: Any
 ) -> CanonicalCall:
     """The canonical call of `grid_sample`; channels of x are moved to the end."""
     _validation.choice("method", method, tuple(METHODS))
     _validation.choice("padding_mode", padding_mode, tuple(PADDING_MODES))
     _validation.choice("align_corners", align_corners, (True, False))
     _validation.choice("data_format", data_format, (None, *AXES_OF_FORMAT))
-    _validation.choice("backend", backend, _validation.BACKENDS)
     x, grid = _validation.array("x", x), _validation.coordinates("grid", grid)
     dims = grid.shape[-1] if grid.ndim else 0
     if dims not in (2, 3):
@@ -95,14 +94,11 @@ def canonicalize_grid(
     return _canonical_call(x, reshape(grid, (*leading, math.prod(points), dims)), spec, points)
 
 
-def canonicalize_size(
-    x: ArrayLike, size: Any, *, method: Any, align_corners: Any, data_format: Any, backend: Any
-) -> CanonicalCall:
+def canonicalize_size(x: ArrayLike, size: Any, *, method: Any, align_corners: Any, data_format: Any) -> CanonicalCall:
     """The canonical call of `resize`, whose locations are in pixels."""
     _validation.choice("method", method, tuple(RESIZE_SPECS))
     _validation.choice("align_corners", align_corners, (True, False))
     _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
-    _validation.choice("backend", backend, _validation.BACKENDS)
     points = _validation.pair("size", size)
     x = _channels_last(_validation.array("x", x), 2, data_format)
     axes = [

@@ -89,7 +89,10 @@ def grid_sample(
       >>> jax_dcn.grid_sample(x, grid, align_corners=True)[:, 0]
       Array([5.5, 0. , 7. ], dtype=float32)
     """
-    return _sample_as(canonicalize_grid(**locals()), x, data_format, backend)
+    canonical = canonicalize_grid(
+        x, grid, method=method, padding_mode=padding_mode, align_corners=align_corners, data_format=data_format
+    )
+    return _sample_as(canonical, x, data_format, backend)
 
 
 def resize(
@@ -136,7 +139,8 @@ def resize(
       Array([[ 0.,  1.,  3.,  4.],
              [ 8.,  9., 11., 12.]], dtype=float32)
     """
-    return _sample_as(canonicalize_size(**locals()), x, data_format, backend)
+    canonical = canonicalize_size(x, size, method=method, align_corners=align_corners, data_format=data_format)
+    return _sample_as(canonical, x, data_format, backend)
 
 
 @by_standard_rules
@@ -211,7 +215,6 @@ def map_coordinates(
     if mode in SCIPY_NAMES:
         raise ValueError(f"mode must be {SCIPY_NAMES[mode]!r} for SciPy's {mode!r}")
     _validation.choice("mode", mode, tuple(MODES))
-    _validation.choice("backend", backend, _validation.BACKENDS)
     batch_dims = _validation.natural("batch_dims", batch_dims)
     array = _validation.as_array("input", input)
     listed = [_validation.coordinates(f"coordinates[{k}]", jnp.asarray(one)) for k, one in enumerate(coordinates)]
@@ -326,13 +329,15 @@ def _shifted(coordinate: jax.Array, order: int) -> jax.Array:
     return rounded + jnp.int32(1)  # not in 8 bits
 
 
-def _sample_as(call: CanonicalCall, x: ArrayLike, data_format: DataFormat | None, backend: Any) -> jax.Array:
+def _sample_as(canonical: CanonicalCall, x: ArrayLike, data_format: DataFormat | None, backend: Any) -> jax.Array:
     """The samples, of the type and the layout of x."""
-    out = _sample(call, backend).astype(jnp.asarray(x).dtype)
-    return jnp.moveaxis(out, -1, out.ndim - 1 - len(call.points)) if is_channels_first(data_format) else out
+    out = _sample(canonical, backend).astype(jnp.asarray(x).dtype)
+    return jnp.moveaxis(out, -1, out.ndim - 1 - len(canonical.points)) if is_channels_first(data_format) else out
 
 
-def _sample(call: CanonicalCall, backend: Any) -> jax.Array:
+def _sample(canonical: CanonicalCall, backend: Any) -> jax.Array:
     """The samples, with the dimensions of the points."""
-    out = deform_sampling(call.operands, spec=call.spec, backend=backend)
-    return reshape(out, (*out.shape[:-2], *call.points, out.shape[-1]))
+    _validation.choice("backend", backend, _validation.BACKENDS)
+    operands, spec, points = canonical
+    out = deform_sampling(operands, spec=spec, backend=backend)
+    return reshape(out, (*out.shape[:-2], *points, out.shape[-1]))
