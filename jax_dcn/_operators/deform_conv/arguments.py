@@ -127,7 +127,10 @@ def canonicalize(
         x.shape[-dims - 1 : -1], weight.shape[:dims], strides=strides, padding=padding, kernel_dilation=kernel_dilation
     )
     spec = Spec(
-        **vars(window),
+        window.strides,
+        window.padding,
+        window.kernel_dilation,
+        window.circular,
         feature_group_count=_validation.positive("feature_group_count", feature_group_count),
         precision=_validation.precision(precision),
         dtype=dtype

@@ -1,4 +1,4 @@
-"""The XLA custom calls of a convolution: `call` for all of them, and a function for each of the im2col path.
+"""The XLA custom calls of a convolution: `call` for all of them, and a function or a method for each of im2col.
 
 All arrays have one batch dimension. The handlers are in lib/deform_conv/handlers*.cc.
 """
@@ -34,64 +34,62 @@ class Samples:
         return (*self.size, *self.offset.shape[2:-1])
 
 
-def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) -> jax.Array:
-    """x as the calls below take it: all images, among which `Samples` chooses."""
-    return x
+@dataclass(frozen=True)
+class Images:
+    """All images, among which `Samples` chooses those that a call samples."""
 
+    x: jax.Array
 
-def sample(x: jax.Array, samples: Samples) -> jax.Array:
-    """The columns [n, rows, columns, K, Cin], of x's type."""
-    (columns,) = call("dcn_sample", x, *positions(samples), samples=samples, results=[_columns(x, samples)])
-    return columns
+    def sample(self, samples: Samples) -> jax.Array:
+        """The columns [n, rows, columns, K, Cin], of x's type."""
+        (columns,) = call("dcn_sample", self.x, *positions(samples), samples=samples, results=[self._columns(samples)])
+        return columns
 
+    def sample_tangents(
+        self, samples: Samples, tangents: Mapping[str, jax.Array], *, columns_requested: bool
+    ) -> jax.Array:
+        """The tangents of the columns, [n, rows, columns, K, 1, Cin], from those tangents that exist.
 
-def sample_tangents(
-    x: jax.Array, samples: Samples, tangents: Mapping[str, jax.Array], *, columns_requested: bool
-) -> jax.Array:
-    """The tangents of the columns, [n, rows, columns, K, 1, Cin], from those tangents of x, offset and mask that exist.
+        If the columns are requested, they follow the tangents: [n, rows, columns, K, 2, Cin].
+        """
+        present = {name: tangents[name] for name in ("x", "offset", "mask") if name in tangents}
+        (*pixels, channels), dtype = self._columns(samples)
+        (out,) = call(
+            "dcn_sample_tangents",
+            *(self.x, *positions(samples), *present.values()),
+            samples=samples,
+            results=[((*pixels, 2 if columns_requested else 1, channels), dtype)],
+            columns_requested=columns_requested,
+            **{f"{name}_tangent": name in present for name in ("x", "offset", "mask")},
+        )
+        return out
 
-    If the columns are requested, they follow the tangents: [n, rows, columns, K, 2, Cin].
-    """
-    present = {name: tangents[name] for name in ("x", "offset", "mask") if name in tangents}
-    (*pixels, channels), dtype = _columns(x, samples)
-    (out,) = call(
-        "dcn_sample_tangents",
-        *(x, *positions(samples), *present.values()),
-        samples=samples,
-        results=[((*pixels, 2 if columns_requested else 1, channels), dtype)],
-        columns_requested=columns_requested,
-        **{f"{name}_tangent": name in present for name in ("x", "offset", "mask")},
-    )
-    return out
+    def offset_cotangent(
+        self, samples: Samples, d_columns: jax.Array, d_positions: Mapping[str, jax.Array], *, columns_requested: bool
+    ) -> dict[str, jax.Array]:
+        """The cotangents "offset" and "mask" in `d_positions`, with those of these samples written in place.
 
+        Also "columns", if requested, which need the same reads of x.
+        """
+        requested = [name for name in ("offset", "mask") if name in d_positions]
+        operands = self.x, *positions(samples), d_columns
+        results = position_results(samples, requested)
+        if columns_requested:
+            results["columns"] = self._columns(samples)
+        cotangents = call(
+            "dcn_offset_cotangent",
+            *(*operands, *(d_positions[name] for name in requested)),
+            samples=samples,
+            results=list(results.values()),
+            aliases={len(operands) + k: k for k in range(len(requested))},
+            columns_requested=columns_requested,
+            **{f"{name}_requested": name in requested for name in ("offset", "mask")},
+        )
+        return dict(zip(results, cotangents, strict=True))
 
-def offset_cotangent(
-    x: jax.Array,
-    samples: Samples,
-    d_columns: jax.Array,
-    d_positions: Mapping[str, jax.Array],
-    *,
-    columns_requested: bool,
-) -> dict[str, jax.Array]:
-    """The cotangents "offset" and "mask" in `d_positions`, with those of these samples written in place.
-
-    Also "columns", if requested, which need the same reads of x.
-    """
-    requested = [name for name in ("offset", "mask") if name in d_positions]
-    operands = x, *positions(samples), d_columns
-    results = position_results(samples, requested)
-    if columns_requested:
-        results["columns"] = _columns(x, samples)
-    cotangents = call(
-        "dcn_offset_cotangent",
-        *(*operands, *(d_positions[name] for name in requested)),
-        samples=samples,
-        results=list(results.values()),
-        aliases={len(operands) + k: k for k in range(len(requested))},
-        columns_requested=columns_requested,
-        **{f"{name}_requested": name in requested for name in ("offset", "mask")},
-    )
-    return dict(zip(results, cotangents, strict=True))
+    def _columns(self, samples: Samples) -> extension.ResultType:
+        _, taps = groups_and_taps(samples.offset, samples.kernel_size)
+        return (*samples.shape, taps, self.x.shape[-1]), self.x.dtype
 
 
 def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
@@ -171,11 +169,6 @@ def positions(samples: Samples) -> tuple[jax.Array, jax.Array]:
     (image, row), (first_row, first_column) = samples.start, samples.origin
     origin = image, first_row + row, first_column, row
     return samples.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in origin])
-
-
-def _columns(x: jax.Array, samples: Samples) -> extension.ResultType:
-    _, taps = groups_and_taps(samples.offset, samples.kernel_size)
-    return (*samples.shape, taps, x.shape[-1]), x.dtype
 
 
 def position_results(samples: Samples, requested: Sequence[str]) -> dict[str, extension.ResultType]:

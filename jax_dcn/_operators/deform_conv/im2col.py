@@ -6,7 +6,6 @@ The calls are those of `custom_calls`, or for volumes, whose rows are planes, th
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,9 +16,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_dcn._operators.deform_conv import custom_calls, volumes
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.convolution import Convolution
-from jax_dcn._operators.deform_conv.custom_calls import Samples, SortedSamples
+from jax_dcn._operators.deform_conv.custom_calls import Images, Samples, SortedSamples
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import Im2col, product_splits
+from jax_dcn._operators.deform_conv.volumes import Volumes
 from jax_dcn._primitive.parts import empty, filled, fold, read_part, write_part
 from jax_dcn._primitive.promotion import sum_dtype
 
@@ -32,10 +32,9 @@ Cotangents: TypeAlias = dict[str, jax.Array]
 
 def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
     (x, _, weight, bias, _), spec, _ = convolution
-    calls = _calls(spec)
 
-    def of_part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
-        part = _product(calls.sample(pixels[0], samples), weight, spec)
+    def of_part(images: Sequence[Images | Volumes], samples: Samples) -> jax.Array:
+        part = _product(images[0].sample(samples), weight, spec)
         return part if bias is None else part + bias
 
     return _in_parts(convolution, choices, fill, [x], of_part)
@@ -44,25 +43,32 @@ def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array
 def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices: Im2col) -> jax.Array:
     """The tangent of the result, from those of x, offset or mask, and maybe of weight and bias."""
     (x, _, weight, _, _), spec, _ = convolution
-    calls = _calls(spec)
     # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
     factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=spec.dims)
 
-    def of_part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
-        x, *d_x = pixels
-        of_samples = {**tangents, "x": d_x[0]} if d_x else tangents
-        columns = calls.sample_tangents(x, samples, of_samples, columns_requested="weight" in tangents)
+    def of_part(images: Sequence[Images | Volumes], samples: Samples) -> jax.Array:
+        of_x, *of_tangent = images
+        of_samples = {**tangents, "x": of_tangent[0].x} if of_tangent else tangents
+        columns = of_x.sample_tangents(samples, of_samples, columns_requested="weight" in tangents)
         *place, taps, arrays, channels = columns.shape
         part = _product(columns.reshape(*place, taps * arrays, channels), factors, spec)
         return part + tangents["bias"] if "bias" in tangents else part
 
-    images = [x, tangents["x"]] if "x" in tangents else [x]
-    return _in_parts(convolution, choices, TANGENT_FILL, images, of_part)
+    arrays = [x, tangents["x"]] if "x" in tangents else [x]
+    return _in_parts(convolution, choices, TANGENT_FILL, arrays, of_part)
 
 
 def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> Cotangents:
     """The requested cotangents, in the sums' type, but that of x in the planned one."""
     return _CotangentSums(convolution, d_y, requested, choices).of_all_images()
+
+
+class _Part(NamedTuple):
+    """A part of the images."""
+
+    first: ArrayLike
+    num_images: int
+    images: Images | Volumes
 
 
 class _CotangentSums:
@@ -74,7 +80,6 @@ class _CotangentSums:
 
     def __init__(self, convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> None:
         self.convolution, self.d_y, self.requested, self.choices = convolution, d_y, requested, choices
-        self.calls = _calls(convolution.spec)
         self.positions = [name for name in ("offset", "mask") if name in requested]
 
     def of_all_images(self) -> Cotangents:
@@ -120,12 +125,11 @@ class _CotangentSums:
     def add_images(
         self, image: ArrayLike, count: int, out: Cotangents, sorted_samples: SortedSamples | None = None
     ) -> Cotangents:
-        (x, offset, weight, _, _), choices, rows = self.convolution.operands, self.choices, self.d_y.shape[1]
-        offset_groups, _ = groups_and_taps(offset, weight.shape[:-2])
+        (x, offset, _, _, _), choices, rows = self.convolution.operands, self.choices, self.d_y.shape[1]
         d_x = out.get("x")
         if d_x is not None and choices.x_sums:  # the part's sums take the place of the result, until they are rounded
             out = out | {"x": filled(x, (count, *x.shape[1:]), offset.dtype)}
-        part = _Images(image, count, self.calls.images_of(x, image, count, offset_groups))
+        part = _Part(image, count, _images_at(image, count, x, self.convolution))
         if choices.sorted_rows:
             out = fold(partial(self.add_sorted_rows, part), rows, choices.sorted_rows, out)
         else:
@@ -134,14 +138,14 @@ class _CotangentSums:
             out = out | {"x": write_part(d_x, out["x"].astype(choices.x_dtype), (image, 0))}
         return out
 
-    def add_sorted_rows(self, part: "_Images", first: ArrayLike, height: int, out: Cotangents) -> Cotangents:
+    def add_sorted_rows(self, part: _Part, first: ArrayLike, height: int, out: Cotangents) -> Cotangents:
         """Sorts the samples of all parts of these rows at once."""
         samples = self.convolution.samples_at((part.first, first), (part.num_images, height))
         sorted_samples = custom_calls.sort_samples(self.convolution.operands.x, samples)
         return fold(partial(self.add_rows, part, sorted_samples), height, self.choices.rows, out, first)
 
     def add_rows(
-        self, part: "_Images", sorted_samples: SortedSamples | None, row: ArrayLike, height: int, out: Cotangents
+        self, part: _Part, sorted_samples: SortedSamples | None, row: ArrayLike, height: int, out: Cotangents
     ) -> Cotangents:
         (_, _, weight, _, _), spec, _ = self.convolution
         start, size = (part.first, row), (part.num_images, height)
@@ -153,12 +157,10 @@ class _CotangentSums:
                 out["x"] = self.add_to_x(samples, sorted_samples, d_columns, out["x"])
             if self.positions:
                 d_positions = {name: out[name] for name in self.positions}
-                out |= self.calls.offset_cotangent(
-                    part.pixels, samples, d_columns, d_positions, columns_requested="weight" in out
-                )
+                out |= part.images.offset_cotangent(samples, d_columns, d_positions, columns_requested="weight" in out)
                 columns = out.pop("columns", None)
         if "weight" in out:
-            columns = self.calls.sample(part.pixels, samples) if columns is None else columns
+            columns = part.images.sample(samples) if columns is None else columns
             out["weight"] += _weight_cotangent(d_y, columns, spec, self.choices)
         return out
 
@@ -174,16 +176,13 @@ class _CotangentSums:
         return volumes.x_cotangent(samples, d_columns, d_x, workspace_size=size)
 
 
-class _Images(NamedTuple):
-    """A part of the images."""
-
-    first: ArrayLike
-    num_images: int
-    pixels: jax.Array  # of x, as the calls take it
-
-
-def _calls(spec: Spec) -> ModuleType:
-    return volumes if spec.dims == 3 else custom_calls
+def _images_at(image: ArrayLike, count: int, x: jax.Array, convolution: Convolution) -> Images | Volumes:
+    """The images of x, or of its tangent, as the custom calls take them."""
+    _, offset, weight, _, _ = convolution.operands
+    if convolution.spec.dims == 2:
+        return Images(x)
+    offset_groups, _ = groups_and_taps(offset, weight.shape[:-2])
+    return Volumes.read(x, image, count, offset_groups)
 
 
 def _in_parts(
@@ -191,18 +190,17 @@ def _in_parts(
     choices: Im2col,
     fill: float,
     arrays: Sequence[jax.Array],
-    of_part: Callable[[Sequence[jax.Array], Samples], jax.Array],
+    of_part: Callable[[Sequence[Images | Volumes], Samples], jax.Array],
 ) -> jax.Array:
     """A result in parts, which `of_part` computes without rounding, from images of `arrays` and the samples."""
     (x, offset, weight, _, _), spec, _ = convolution
-    offset_groups, _ = groups_and_taps(offset, weight.shape[:-2])
 
     def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
-        pixels = [_calls(spec).images_of(array, image, count, offset_groups) for array in arrays]
+        images = [_images_at(image, count, array, convolution) for array in arrays]
 
         def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
             start = (image, row)
-            part = of_part(pixels, convolution.samples_at(start, (count, height)))
+            part = of_part(images, convolution.samples_at(start, (count, height)))
             return write_part(y, part.astype(y.dtype), start)
 
         return fold(rows_at, y.shape[1], choices.rows, y)

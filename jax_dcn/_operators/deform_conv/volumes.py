@@ -1,4 +1,4 @@
-"""The columns of volumes and their derivatives, by the custom calls of the sampling: the functions of `custom_calls`.
+"""The columns of volumes and their derivatives, by the custom calls of the sampling.
 
 The sampling samples all channels of an image at the same points. So here an image is the channels of one offset group:
 x is [n·G, D, H, W, C/G], and its points are the taps of all output pixels of a part.
@@ -6,6 +6,8 @@ x is [n·G, D, H, W, C/G], and its points are the taps of all output pixels of a
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -23,71 +25,70 @@ from jax_dcn._primitive.parts import read_part, write_part
 _Sampler = Callable[[jax.Array, jax.Array, Spec], jax.Array]
 
 
-def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) -> jax.Array:
-    """x of `count` images from `start` on, as the functions below take it: [n·G, D, H, W, C/G]."""
-    images = _by_group(read_part(x, (start,), (count,)), offset_groups)
-    return images.reshape(count * offset_groups, *images.shape[2:])
+@dataclass(frozen=True)
+class Volumes:
+    """The volumes of a part of the output, as the sampling takes them."""
 
+    x: jax.Array  # [n·G, D, H, W, C/G]
 
-def sample(x: jax.Array, samples: Samples) -> jax.Array:
-    """The columns [n, planes, rows, columns, K, C], of x's type."""
-    part = _Part(samples)
-    return part.columns(x, part.offset, part.mask, sampling.sample)
+    @classmethod
+    def read(cls, x: jax.Array, start: ArrayLike, count: int, offset_groups: int) -> Self:
+        """`count` volumes of x from `start` on."""
+        volumes = _by_group(read_part(x, (start,), (count,)), offset_groups)
+        return cls(volumes.reshape(count * offset_groups, *volumes.shape[2:]))
 
+    def sample(self, samples: Samples) -> jax.Array:
+        """The columns [n, planes, rows, columns, K, C], of x's type."""
+        part = _PartSamples(samples)
+        return part.columns(self.x, part.offset, part.mask, sampling.sample)
 
-def sample_tangents(
-    x: jax.Array, samples: Samples, tangents: Mapping[str, jax.Array], *, columns_requested: bool
-) -> jax.Array:
-    """The tangents of the columns, [n, planes, rows, columns, K, 1, C], from those tangents that exist.
+    def sample_tangents(
+        self, samples: Samples, tangents: Mapping[str, jax.Array], *, columns_requested: bool
+    ) -> jax.Array:
+        """The tangents of the columns, [n, planes, rows, columns, K, 1, C], from those tangents that exist.
 
-    If the columns are requested, they follow the tangents: [n, planes, rows, columns, K, 2, C].
-    """
-    part = _Part(samples)
-    values = {"x": x, "offset": part.offset} | ({} if part.mask is None else {"mask": part.mask})
-    active = {name: tangents[name] for name in values if name in tangents}
-    active = {name: tangent if name == "x" else part.read(tangent) for name, tangent in active.items()}
+        If the columns are requested, they follow the tangents: [n, planes, rows, columns, K, 2, C].
+        """
+        part = _PartSamples(samples)
+        values = {"x": self.x, "offset": part.offset} | ({} if part.mask is None else {"mask": part.mask})
+        active = {name: tangents[name] for name in values if name in tangents}
+        active = {name: tangent if name == "x" else part.read(tangent) for name, tangent in active.items()}
 
-    def columns(of_active: Mapping[str, jax.Array]) -> jax.Array:
-        arrays = {**values, **of_active}
-        return part.columns(arrays["x"], arrays["offset"], arrays.get("mask"), _sampled_by_reference)
+        def columns(of_active: Mapping[str, jax.Array]) -> jax.Array:
+            arrays = {**values, **of_active}
+            return part.columns(arrays["x"], arrays["offset"], arrays.get("mask"), _sampled_by_reference)
 
-    value, tangent = jax.jvp(columns, ({name: values[name] for name in active},), (active,))
-    return jnp.stack([tangent, value] if columns_requested else [tangent], -2)
+        value, tangent = jax.jvp(columns, ({name: values[name] for name in active},), (active,))
+        return jnp.stack([tangent, value] if columns_requested else [tangent], -2)
 
+    def offset_cotangent(
+        self, samples: Samples, d_columns: jax.Array, d_positions: Mapping[str, jax.Array], *, columns_requested: bool
+    ) -> dict[str, jax.Array]:
+        """The cotangents "offset" and "mask" in `d_positions`, with those of these samples written in place.
 
-def offset_cotangent(
-    x: jax.Array,
-    samples: Samples,
-    d_columns: jax.Array,
-    d_positions: Mapping[str, jax.Array],
-    *,
-    columns_requested: bool,
-) -> dict[str, jax.Array]:
-    """The cotangents "offset" and "mask" in `d_positions`, with those of these samples written in place.
-
-    Also "columns", if requested.
-    """
-    part = _Part(samples)
-    points, spec = part.points(part.offset, x.shape[1:-1])
-    wide = part.widened(x)
-    out = {}
-    if "offset" in d_positions:
-        d_points = sampling.locations_cotangent(wide, points, part.samples_cotangent(d_columns), spec)
-        out["offset"] = write_part(d_positions["offset"], part.offset_of(d_points), samples.start)
-    if "mask" in d_positions or columns_requested:
-        sampled = part.unflat(sampling.sample(wide, points, spec))
-        if "mask" in d_positions:
-            d_mask = (sampled * _by_group(d_columns, part.groups)).sum(-1, dtype=points.dtype)
-            d_mask = _of_all_groups(d_mask)
-            out["mask"] = write_part(d_positions["mask"], d_mask, samples.start)
-        if columns_requested:
-            out["columns"] = part.masked(sampled, part.mask).astype(x.dtype)
-    return out
+        Also "columns", if requested.
+        """
+        part = _PartSamples(samples)
+        points, spec = part.points(part.offset, self.x.shape[1:-1])
+        wide = part.widened(self.x)
+        out = {}
+        if "offset" in d_positions:
+            d_points = sampling.locations_cotangent(wide, points, part.samples_cotangent(d_columns), spec)
+            out["offset"] = write_part(d_positions["offset"], part.offset_of(d_points), samples.start)
+        if "mask" in d_positions or columns_requested:
+            sampled = part.unflat(sampling.sample(wide, points, spec))
+            if "mask" in d_positions:
+                d_mask = (sampled * _by_group(d_columns, part.groups)).sum(-1, dtype=points.dtype)
+                d_mask = _of_all_groups(d_mask)
+                out["mask"] = write_part(d_positions["mask"], d_mask, samples.start)
+            if columns_requested:
+                out["columns"] = part.masked(sampled, part.mask).astype(self.x.dtype)
+        return out
 
 
 def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
     """`d_x` [n, D, H, W, C], the sums of the images of these samples, with the contribution of these added."""
-    part = _Part(samples)
+    part = _PartSamples(samples)
     *shape, channels = d_x.shape
     points, spec = part.points(part.offset, shape[1:])
     by_group = (shape[0] * part.groups, *shape[1:], channels // part.groups)
@@ -97,7 +98,7 @@ def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, works
     return d_x + _of_all_groups(added)
 
 
-class _Part:
+class _PartSamples:
     """The samples of a part of the output: [n, planes, rows, columns] output pixels, G offset groups and K taps."""
 
     def __init__(self, samples: Samples) -> None:
