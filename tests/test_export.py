@@ -195,8 +195,7 @@ def test_kernels_where_there_are_some():
     """Exports from any machine contain the kernels."""
     allowed = {check.is_custom_call() for check in jax_dcn.export.disabled_checks()}
     # Without fast instructions, a CPU takes the im2col path.
-    on_cpu = {name for name in extension.custom_calls if name.startswith("dcn_cpu_")}
-    assert calls(PLATFORMS) | on_cpu == allowed
+    assert calls(PLATFORMS) | {*extension.ONLY_ON["cpu"]} == allowed
 
 
 @pytest.mark.platforms("cpu")

@@ -40,9 +40,13 @@ if "cpu" not in modules:
         f"no compiled kernels in {Path(__file__).parents[1]}, which is the source of jax_dcn, and jax_dcn is not "
         "installed: run `pip install .` in the source folder"
     )
-ONLY_ON_CUDA = ["dcn_sort_samples", "dcn_gather_samples"]
-custom_calls = (*modules["cpu"].handlers, *ONLY_ON_CUDA)
-cuda_custom_calls = tuple(name for name in custom_calls if not name.startswith("dcn_cpu_"))
+# The handlers that one module has and the other lacks: programs may be exported for CUDA where its module is absent.
+ONLY_ON = {
+    "cpu": ("dcn_cpu_x_cotangent", "dcn_cpu_fused_forward", "dcn_cpu_fused_cotangents"),
+    "cuda": ("dcn_sort_samples", "dcn_gather_samples"),
+}
+custom_calls = (*modules["cpu"].handlers, *ONLY_ON["cuda"])
+cuda_custom_calls = tuple(name for name in custom_calls if name not in ONLY_ON["cpu"])
 
 BUILD_CUDA = "JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps ."
 
