@@ -87,7 +87,9 @@ def precision(value: Any) -> Any:
     """`value`, or jax's default, as `jax.lax.dot_general` takes it, and hashable."""
     if value is None:  # read now, as jax's own products do: the default may have changed when this is lowered
         default = jax_internals.config("jax_default_matmul_precision")
-        return jax.lax.Precision(default) if default in _OLDER_NAMES else precision(default) if default else None
+        if default in _OLDER_NAMES:
+            return jax.lax.Precision(default)
+        value = default or None
     kinds = (jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
 
     def of_one(value: Any) -> Any:

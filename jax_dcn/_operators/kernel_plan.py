@@ -106,10 +106,10 @@ def kernel_plan(
       >>> print(plan)
       deform_conv2d on cuda
       computation         path    workspace  chosen              why
-      forward             im2col  54.0 MiB   8 images at a time  the fused kernels run on CPUs only
-      gradient of x       im2col  65.5 MiB   8 images at a time  the fused kernels run on CPUs only
-      gradient of offset  im2col  54.0 MiB   8 images at a time  the fused kernels run on CPUs only
-      gradient of weight  im2col  54.0 MiB   8 images at a time  the fused kernels run on CPUs only
+      forward             im2col  54.0 MiB   8 images at a time
+      gradient of x       im2col  65.5 MiB   8 images at a time
+      gradient of offset  im2col  54.0 MiB   8 images at a time
+      gradient of weight  im2col  54.0 MiB   8 images at a time
       >>> plan["x"].path, plan["forward"].flops
       ('im2col', 7247757312)
       >>> rois = jax.ShapeDtypeStruct((512, 5), jnp.float32)

@@ -46,7 +46,7 @@ def plan_sums(
 
 
 def part_length(sample_bytes: Any) -> int:
-    """How many queries or points, whose samples have so many bytes each, a part of the reference's derivatives has."""
+    """How many queries or points fit in REFERENCE_BYTES, whose samples have `sample_bytes` each; at least one."""
     if not isinstance(sample_bytes, int):  # a symbolic dimension
         return 1
     return max(REFERENCE_BYTES // max(sample_bytes, 1), 1)

@@ -85,8 +85,8 @@ class _CotangentSums:
     def of_all_images(self) -> Cotangents:
         (_, offset, weight, _, _), _, _ = self.convolution
         images, choices = offset.shape[0], self.choices
-        if choices.sorted_images:
-            out = fold(self.add_sorted_images, images, choices.sorted_images, self.initial())
+        if choices.x.sorted_images:
+            out = fold(self.add_sorted_images, images, choices.x.sorted_images, self.initial())
         else:
             out = fold(self.add_images, images, choices.images, self.initial())
         if "weight" in out:
@@ -100,14 +100,14 @@ class _CotangentSums:
         """
         (x, offset, weight, _, mask), spec, _ = self.convolution
         wide, groups = offset.dtype, spec.feature_group_count
-        shapes = {"x": (x.shape, self.choices.x_dtype), "offset": (offset.shape, wide)}
+        shapes = {"x": (x.shape, self.choices.x.dtype), "offset": (offset.shape, wide)}
         if mask is not None:
             shapes["mask"] = (mask.shape, wide)
         taps = math.prod(weight.shape[:-2])
         shapes["weight"] = ((groups, weight.shape[-1] // groups, taps, weight.shape[-2]), wide)
         # Sums that have an array of their own are written to that of x at last, even those of an empty output. A kernel
         # that rounds the cotangent of x writes all of it, but an empty output may call none.
-        overwrites_x = self.choices.x_sums or (self.choices.x_dtype != wide and 0 not in offset.shape[1:-1])
+        overwrites_x = self.choices.x.has_sums or (self.choices.x.dtype != wide and 0 not in offset.shape[1:-1])
         added_to = ("weight",) if overwrites_x else ("weight", "x")
         return {
             name: filled(self.d_y, *of_name) if name in added_to else _overwritten(self.d_y, *of_name, self.choices)
@@ -127,15 +127,17 @@ class _CotangentSums:
     ) -> Cotangents:
         (x, offset, _, _, _), choices, rows = self.convolution.operands, self.choices, self.d_y.shape[1]
         d_x = out.get("x")
-        if d_x is not None and choices.x_sums:  # the part's sums take the place of the result, until they are rounded
+        if (
+            d_x is not None and choices.x.has_sums
+        ):  # the part's sums take the place of the result, until they are rounded
             out = out | {"x": filled(x, (count, *x.shape[1:]), offset.dtype)}
         part = _Part(image, count, _images_at(image, count, x, self.convolution))
-        if choices.sorted_rows:
-            out = fold(partial(self.add_sorted_rows, part), rows, choices.sorted_rows, out)
+        if choices.x.sorted_rows:
+            out = fold(partial(self.add_sorted_rows, part), rows, choices.x.sorted_rows, out)
         else:
             out = fold(partial(self.add_rows, part, sorted_samples), rows, choices.rows, out)
-        if d_x is not None and choices.x_sums:
-            out = out | {"x": write_part(d_x, out["x"].astype(choices.x_dtype), (image, 0))}
+        if d_x is not None and choices.x.has_sums:
+            out = out | {"x": write_part(d_x, out["x"].astype(choices.x.dtype), (image, 0))}
         return out
 
     def add_sorted_rows(self, part: _Part, first: ArrayLike, height: int, out: Cotangents) -> Cotangents:
@@ -172,7 +174,7 @@ class _CotangentSums:
         if self.convolution.spec.dims == 2:
             return custom_calls.x_cotangent(samples, d_columns, d_x)
         (images, planes), choices = samples.size, self.choices
-        size = images * (planes * choices.sort_row + choices.sort_image)
+        size = images * (planes * choices.x.sort_row + choices.x.sort_image)
         return volumes.x_cotangent(samples, d_columns, d_x, workspace_size=size)
 
 

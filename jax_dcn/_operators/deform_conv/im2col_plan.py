@@ -30,6 +30,20 @@ UNKNOWN_SMS = 128  # of a GPU that is not known, as of exported programs
 
 
 @dataclass(frozen=True)
+class XCotangent:
+    """How the cotangent of x is summed."""
+
+    dtype: Any = None
+    has_sums: bool = False  # whether sums have an array of their own: of another dtype, and not rounded by the kernel
+    # What a GPU sorts at a time, for several parts: the samples of whole images, or else of rows of one image.
+    sorted_images: int = 0
+    sorted_rows: int = 0
+    # Of volumes, whose samples it sorts part by part: 32-bit elements per output plane, and per volume.
+    sort_row: int = 0
+    sort_image: int = 0
+
+
+@dataclass(frozen=True)
 class Im2col:
     """The parts of the im2col path: how many images, or else how many rows of one image."""
 
@@ -37,14 +51,7 @@ class Im2col:
     rows: int
     sms: int  # streaming multiprocessors of the GPU; 0 on a CPU
     columns_dtype: Any  # of the cotangent of the columns
-    x_dtype: Any = None  # of the cotangent of x
-    x_sums: bool = False  # whether its sums have an array of their own: of another dtype, and not rounded by the kernel
-    # What a GPU sorts at a time, for several parts: the samples of whole images, or else of rows of one image.
-    sorted_images: int = 0
-    sorted_rows: int = 0
-    # Of volumes, whose samples it sorts part by part: 32-bit elements per output plane, and per volume.
-    sort_row: int = 0
-    sort_image: int = 0
+    x: XCotangent = XCotangent()
 
     @property
     def is_on_gpu(self) -> bool:
@@ -84,40 +91,45 @@ def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, int
 
 def gradients(requested: Mapping[str, str], all_reduced: Collection[str], problem: Problem) -> Plans:
     """The plans of gradients that are computed together, by the reasons for this path."""
-    x, offset, _, spec, target, _ = problem
-    of_volumes = spec.dims == 3  # whose kernel computes the sums of its samples, which are then added up
-    columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
-    x_dtype = offset.dtype if "x" in all_reduced else x.dtype
-    has_sums = "x" in requested and (of_volumes or x_dtype != offset.dtype)
-    sorts = "x" in requested and on_cuda
-    sort_row, sort_image = _volume_sort_words(problem) if sorts and of_volumes else (0, 0)
-    most_rows = _most_sorted_rows(problem) if sorts and not of_volumes else None
-
+    columns_dtype, platform = _columns_cotangent_dtype(problem), problem.target.platform
     has_both = not {"x", "offset", "mask"}.isdisjoint(requested) and "weight" in requested
     row_bytes = problem.column_row * max(columns_dtype.itemsize, _column_bytes(problem)) * (2 if has_both else 1)
-    row_bytes += 4 * sort_row
-    budget = COLUMN_BYTES[target.platform] * (2 if has_both or not on_cuda else 1)
-    rows_of_image = offset.shape[1]
-    images, rows = _fitting(offset, row_bytes, budget, 4 * sort_image)
-    # The CUDA kernel rounds the cotangent of a whole image itself.
-    has_whole_images = isinstance(rows_of_image * row_bytes, int) and rows == rows_of_image
-    if on_cuda and not of_volumes and most_rows is None and has_whole_images:
-        has_sums = False
-    if has_sums:
-        images, rows = _fitting(offset, row_bytes, budget, 4 * sort_image + _image_sum_bytes(problem))
-
-    sorted_images = sorted_rows = 0
-    if most_rows is not None:
-        images, rows = 1, min(rows, most_rows)
-        sorted_rows = most_rows // rows * rows
-    elif sorts and not of_volumes:
-        most_images = CONVOLUTION_SORT_BYTES // max(_sort_bytes(rows_of_image, problem), 1)
-        images = balanced(images, most_images)
-        sorted_images = images * balanced(-(-offset.shape[0] // images), most_images // images)
-    choices = Im2col(
-        images, rows, _sms(problem), columns_dtype, x_dtype, has_sums, sorted_images, sorted_rows, sort_row, sort_image
-    )
+    budget = COLUMN_BYTES[platform] * (2 if has_both or platform == "cpu" else 1)
+    if "x" in requested:
+        with_x = _with_x_of_volumes if problem.spec.dims == 3 else _with_x_of_images
+        dtype = problem.offset.dtype if "x" in all_reduced else problem.x.dtype
+        images, rows, x = with_x(problem, dtype, row_bytes, budget)
+    else:
+        images, rows, x = *_fitting(problem.offset, row_bytes, budget), XCotangent()
+    choices = Im2col(images, rows, _sms(problem), columns_dtype, x)
     return {name: _planned(name, reason, choices, problem) for name, reason in requested.items()}
+
+
+def _with_x_of_volumes(problem: Problem, dtype: Any, row_bytes: Any, budget: int) -> tuple[int, int, XCotangent]:
+    """The parts, and the cotangent of x: the sums of a part's samples, which a kernel computes, are added up."""
+    sort_row, sort_image = _volume_sort_words(problem) if problem.target.platform == "cuda" else (0, 0)
+    image_bytes = 4 * sort_image + _image_sum_bytes(problem)
+    parts = _fitting(problem.offset, row_bytes + 4 * sort_row, budget, image_bytes)
+    return *parts, XCotangent(dtype, has_sums=True, sort_row=sort_row, sort_image=sort_image)
+
+
+def _with_x_of_images(problem: Problem, dtype: Any, row_bytes: Any, budget: int) -> tuple[int, int, XCotangent]:
+    """The parts, and the cotangent of x, which a GPU sums by sorted samples."""
+    offset, has_sums = problem.offset, dtype != problem.offset.dtype
+    images, rows = _fitting(offset, row_bytes, budget, _image_sum_bytes(problem) if has_sums else 0)
+    if problem.target.platform == "cpu":
+        return images, rows, XCotangent(dtype, has_sums)
+    most_rows = _most_sorted_rows(problem)
+    if most_rows is not None:
+        rows = min(rows, most_rows)
+        return 1, rows, XCotangent(dtype, has_sums, sorted_rows=most_rows // rows * rows)
+    without_sums = _fitting(offset, row_bytes, budget)
+    if without_sums[1] == offset.shape[1]:  # the CUDA kernel rounds the cotangent of a whole image itself
+        (images, rows), has_sums = without_sums, False
+    most_images = CONVOLUTION_SORT_BYTES // max(_sort_bytes(offset.shape[1], problem), 1)
+    images = balanced(images, most_images)
+    sorted_images = images * balanced(-(-offset.shape[0] // images), most_images // images)
+    return images, rows, XCotangent(dtype, has_sums, sorted_images)
 
 
 def product_splits(pixels: Any, features: int, columns: int, sms: int) -> int:
@@ -137,19 +149,19 @@ def _planned(computation: str, reason: str, choices: Im2col, problem: Problem) -
 
 def _workspace_bytes(computation: str, choices: Im2col, problem: Problem) -> int:
     """The bytes of a part's columns or their cotangents, and of what the gradient of x sums and sorts."""
-    offset = problem.offset
+    offset, x = problem.offset, choices.x
     images, rows = _at_most(choices.images, offset.shape[0]), _at_most(choices.rows, offset.shape[1])
     columns = images * rows * problem.column_row
     if computation in ("forward", "weight"):
         return columns * _column_bytes(problem)
     size = columns * choices.columns_dtype.itemsize
     if computation == "x":
-        sums = _image_sum_bytes(problem) if choices.x_sums else 0
-        size += images * (4 * (rows * choices.sort_row + choices.sort_image) + sums)
-        if choices.sorted_images:
-            size += _at_most(choices.sorted_images, offset.shape[0]) * _sort_bytes(offset.shape[1], problem)
-        if choices.sorted_rows:
-            size += _sort_bytes(choices.sorted_rows, problem)
+        sums = _image_sum_bytes(problem) if x.has_sums else 0
+        size += images * (4 * (rows * x.sort_row + x.sort_image) + sums)
+        if x.sorted_images:
+            size += _at_most(x.sorted_images, offset.shape[0]) * _sort_bytes(offset.shape[1], problem)
+        if x.sorted_rows:
+            size += _sort_bytes(x.sorted_rows, problem)
     return size
 
 

@@ -19,7 +19,15 @@ from jax_dcn._operators.deform_conv.arguments import GridOperands, Operands, Spe
 from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.fused_plan import Fused
 from jax_dcn._operators.deform_conv.on_grid_forms import CONVOLUTION, PRODUCT, SHIFTS, Form, convolution, wrapped
-from jax_dcn._operators.deform_conv.plan import fast_reason, lacking_instructions, path_of, unsupported_reason
+from jax_dcn._operators.deform_conv.plan import (
+    BIAS,
+    fast_reason,
+    few_channels,
+    lacking_instructions,
+    path_of,
+    rounded_once,
+    unsupported_reason,
+)
 from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive.chain import Arrays
 from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
@@ -34,7 +42,7 @@ from jax_dcn._types import Shaped
 # channels, rows of the fused kernels' products are short; with fewer features, gathering the rows takes longer than
 # multiplying them.
 MIN_CHANNELS, MIN_FEATURES = 16, 32
-MIN_GROUP_CHANNELS = 8  # or features, where there are several groups
+MIN_GROUP_SIZE = 8  # channels or features of each of several groups
 MAX_SHIFTS = 64  # taps of a depthwise kernel, each of which is an operation of the program
 
 
@@ -92,7 +100,7 @@ def plan(request: Request, operands: GridOperands[Shaped]) -> Plans:
         return _plans(["forward"], problem)
     plans = _plans([name for name in step.arguments if name != "bias"], problem, all_reduced)
     if "bias" in step.arguments:
-        plans["bias"] = ComputationPlan("bias", "xla", "it is a sum over the cotangent of the result")
+        plans["bias"] = BIAS
     return plans
 
 
@@ -105,7 +113,7 @@ def _plans(computations: Sequence[str], problem: Problem, all_reduced: Collectio
     plans: Plans = {}
     fused_reasons: dict[str, str] = {}
     for name in computations:
-        form, reason = _form(name, problem, name in all_reduced)
+        form, reason = _form(name, problem, all_reduced)
         if form is None:
             fused_reasons[name] = reason
         else:
@@ -117,7 +125,7 @@ def _plans(computations: Sequence[str], problem: Problem, all_reduced: Collectio
     return plans
 
 
-def _form(computation: str, problem: Problem, is_all_reduced: bool) -> tuple[Form | None, str]:
+def _form(computation: str, problem: Problem, all_reduced: Collection[str]) -> tuple[Form | None, str]:
     """The form in operations of XLA, or None for the fused kernels; and the reason.
 
     It is the fastest one on a CPU, unless the fused path was requested.
@@ -127,19 +135,18 @@ def _form(computation: str, problem: Problem, is_all_reduced: bool) -> tuple[For
     groups, taps = spec.feature_group_count, math.prod(kernel_size)
     if spec.path is not None:
         return None, path_of(computation, problem)[1]
-    slow = lacking_instructions() or unsupported_reason(computation, problem) or _slow_reason(computation, problem)
+    slow = lacking_instructions() or unsupported_reason(computation, problem) or _slower_than_xla(computation, problem)
     if 0 not in (*x.shape, *offset.shape[:-1]):
         # The fused kernels multiply pairs of bfloat16, where the processor does.
         if taps == 1 and groups == 1 and not any(map(any, spec.padding)) and (slow or x.dtype.itemsize > 2):
             return PRODUCT, "the kernel has one tap"
         if channels == 1 and groups > 1 and taps <= MAX_SHIFTS:
             return SHIFTS, "each channel is convolved by itself"
-    if computation == "x" and is_all_reduced and x.dtype.itemsize == 2:
-        return CONVOLUTION, "its sum over devices is rounded once"  # the fused kernels would round its terms
+    slow = slow or rounded_once(computation, problem, all_reduced)
     return (CONVOLUTION, slow) if slow else (None, fast_reason())
 
 
-def _slow_reason(computation: str, problem: Problem) -> str:
+def _slower_than_xla(computation: str, problem: Problem) -> str:
     """What makes the fused kernels slower than XLA's convolution, or an empty string."""
     channels, features, groups = problem.weight.shape[-2], problem.group_features, problem.spec.feature_group_count
     # XLA takes seven to 390 times as long for the gradient of a weight that has several groups or few features.
@@ -147,9 +154,7 @@ def _slow_reason(computation: str, problem: Problem) -> str:
     if is_slow_in_xla:
         return ""
     if groups > 1:
-        fewest = min(channels, features)
-        few = f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
-        return few if fewest < MIN_GROUP_CHANNELS else ""
+        return few_channels(problem, MIN_GROUP_SIZE)
     if channels < MIN_CHANNELS:
         return f"x has {channels} channels; the fused kernels are faster than XLA from {MIN_CHANNELS} on"
     if features < MIN_FEATURES:

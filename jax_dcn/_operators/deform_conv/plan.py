@@ -19,6 +19,7 @@ from jax_dcn._primitive import extension
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
 from jax_dcn._types import Shaped
 
+BIAS = ComputationPlan("bias", "xla", "it is a sum over the cotangent of the result, which needs no kernel")
 LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
 
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
@@ -71,15 +72,11 @@ def _tangent(active: Collection[str], problem: Problem) -> Plans:
 
 
 def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem: Problem) -> Plans:
-    # The fused kernels would round the cotangent of x before its sum over devices.
-    rounds_early = problem.x.dtype.itemsize == 2 and problem.spec.path is None and "x" in all_reduced
     reasons: dict[str, dict[str, str]] = {"im2col": {}, "fused": {}}
     for name in requested:
         if name == "bias":
             continue
-        path, reason = path_of(name, problem)
-        if path == "fused" and name == "x" and rounds_early:
-            path, reason = "im2col", "its sum over devices is rounded once"
+        path, reason = path_of(name, problem, all_reduced)
         reasons[path][name] = reason
     plans: Plans = {}
     if reasons["im2col"]:
@@ -87,12 +84,11 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
     if reasons["fused"]:
         plans |= fused_plan.gradients(reasons["fused"], problem)
     if "bias" in requested:
-        reason = "it is a sum over the cotangent of the result, which needs no kernel"
-        plans["bias"] = ComputationPlan("bias", "xla", reason)
+        plans["bias"] = BIAS
     return {name: plans[name] for name in requested}
 
 
-def path_of(computation: str, problem: Problem) -> tuple[str, str]:
+def path_of(computation: str, problem: Problem, all_reduced: Collection[str] = ()) -> tuple[str, str]:
     """The path of the forward or of a gradient, and the reason.
 
     It is the one that was requested, or else the faster one of those that are possible. Raises ValueError where the
@@ -105,8 +101,8 @@ def path_of(computation: str, problem: Problem) -> tuple[str, str]:
     if spec.path is not None:
         return spec.path, f"backend={spec.path!r} was passed"
     if unsupported:
-        return "im2col", unsupported
-    slow = _slow_reason(problem)
+        return "im2col", unsupported if problem.target.platform == "cpu" else ""  # elsewhere there is no choice
+    slow = _slow_reason(problem) or rounded_once(computation, problem, all_reduced)
     return ("im2col", slow) if slow else ("fused", fast_reason())
 
 
@@ -139,15 +135,26 @@ def _for_rules(sizes: Sequence[Any]) -> list[int]:
 
 def _slow_reason(problem: Problem) -> str:
     """What makes the fused path slower than im2col, or an empty string."""
-    _, _, weight, spec, *_ = problem
     if lacking := lacking_instructions():
         return lacking
-    groups = spec.feature_group_count
-    if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
-        return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
+    if few := few_channels(problem, MIN_GROUP_CHANNELS):
+        return few
     if (count := math.prod(problem.groups_and_taps)) > MAX_PIXEL_SAMPLES:
         return f"there are {count} samples for each pixel; the fused kernels are fast up to {MAX_PIXEL_SAMPLES}"
     return ""
+
+
+def few_channels(problem: Problem, least: int) -> str:
+    """Why the fused kernels are slow, if they need so many channels and features of each of several groups."""
+    fewest = min(problem.weight.shape[-2], problem.group_features)
+    is_slow = problem.spec.feature_group_count > 1 and fewest < least
+    return f"each group has {fewest} channels; the fused kernels are fast from {least} on" if is_slow else ""
+
+
+def rounded_once(computation: str, problem: Problem, all_reduced: Collection[str]) -> str:
+    """Why the fused kernels, which would round the terms of a sum over devices, do not compute them; or empty."""
+    rounds_early = computation == "x" and "x" in all_reduced and problem.x.dtype.itemsize == 2
+    return "its sum over devices is rounded once" if rounds_early else ""
 
 
 def fast_reason() -> str:
