@@ -32,7 +32,7 @@ def as_deform_conv(
 
     Returns:
       ``(offset, mask)`` of a convolution with the same kernel size, strides, padding and dilation, without a scale and
-      with its tap in the centre. An ``offset_scale`` other than 1 becomes a part of the offset, because it moves the
+      with its tap in the centre. An ``offset_scale`` other than 1 goes into the offset, because it moves the
       taps of the window too. A removed tap gets an offset and a mask of zero.
 
     Raises:

@@ -27,7 +27,7 @@ import jax_dcn
 from benchmarks import patched_models
 from benchmarks.measurements.detectors.patched import DETECTORS, Model, Program
 from jax_dcn._patch import functions
-from jax_dcn._patch.functions import LIBRARIES, TARGETS
+from jax_dcn._patch.targets import LIBRARIES, TARGETS
 from tests.helpers import patched
 from tests.helpers.slow import slow_unless
 

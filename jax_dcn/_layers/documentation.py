@@ -20,14 +20,14 @@ def documented(layer: type[T]) -> type[T]:
         if isinstance(annotation, InitVar):  # help() and the site show the type
             layer.__init__.__annotations__[name] = annotation.type
     bases = [base for base in layer.__mro__ if base.__module__.startswith("jax_dcn.") and base.__doc__]
-    parts = [
+    docs = [
         re.split(rf"^({'|'.join(_SECTIONS)}):\n", inspect.cleandoc(base.__doc__ or ""), flags=re.M) for base in bases
     ]
-    paragraphs = [part[0].strip().split("\n\n") for part in parts]
+    paragraphs = [doc[0].strip().split("\n\n") for doc in docs]
     own, shared = paragraphs[0], [text for of_base in paragraphs[1:] for text in of_base[1:]]
     sections = {name: "" for name in _SECTIONS}
-    for part in parts:
-        for name, text in zip(part[1::2], part[2::2], strict=True):
+    for doc in docs:
+        for name, text in zip(doc[1::2], doc[2::2], strict=True):
             sections[name] += text.rstrip() + "\n"
     entries: dict[str, str] = {}
     for text in re.split(r"\n(?=  \w)", sections["Args"].rstrip()):

@@ -20,8 +20,8 @@ def output_size(
     kernel_dilation: Sequence[int],
 ) -> tuple[int, ...]:
     """How many positions the window of a convolution takes along each axis of an image."""
-    parts = zip(image_size, kernel_size, strides, padding, kernel_dilation, strict=True)
-    return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
+    axes = zip(image_size, kernel_size, strides, padding, kernel_dilation, strict=True)
+    return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in axes)
 
 
 def is_inside(position: Any, size: int, circular: bool) -> Any:

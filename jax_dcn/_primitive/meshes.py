@@ -56,7 +56,7 @@ def meshes_to_partition(ctx: Any) -> Meshes | None:
 
 
 def _primes(axis: str, length: int) -> Iterator[tuple[str, str, int]]:
-    """A mesh axis as several axes of prime lengths, because Shardy may shard a dimension over a part of an axis."""
+    """A mesh axis as several axes of prime lengths, because Shardy may shard a dimension over a sub-axis."""
     factor, number = 2, 0
     while length > 1:
         if length % factor:

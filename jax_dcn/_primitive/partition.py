@@ -140,7 +140,7 @@ def partitioned(
 
     # jit, because a function for custom_partitioning must not close over arrays.
     wrapped = jax_internals.custom_partitioning(jax.jit(unsharded(function, results)))
-    # jax's own decoding of shardings fails if a dimension is sharded over a part of a mesh axis.
+    # jax's own decoding of shardings fails if a dimension is sharded over a sub-axis of the mesh.
     rule = _sharding_rule(arguments, results, sizes)
     wrapped.def_partition(partition, sharding_rule=rule, decode_shardings=False)
     return wrapped

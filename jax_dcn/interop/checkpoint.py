@@ -222,14 +222,14 @@ def _is_of_optimizer(name: Any) -> bool:
 def _inside(content: Any, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The mappings in what a file contains, by their names with dots."""
     waiting: deque[tuple[str, Any, tuple[Any, ...]]] = deque([("", content, ())])
-    parts: dict[int, list[tuple[str, Any]]] = {}  # the mappings in each mapping
+    inner: dict[int, list[tuple[str, Any]]] = {}  # the mappings in each mapping
     length = 0
     while waiting:
         prefix, outer, outside = waiting.popleft()
-        if id(outer) not in parts:
+        if id(outer) not in inner:
             items = outer.items() if isinstance(outer, Mapping) else ()
-            parts[id(outer)] = [one for one in items if isinstance(one[0], str) and isinstance(one[1], Mapping)]
-        for name, value in parts[id(outer)]:
+            inner[id(outer)] = [one for one in items if isinstance(one[0], str) and isinstance(one[1], Mapping)]
+        for name, value in inner[id(outer)]:
             length += len(prefix) + len(name) + 1
             if length > _NAMES:
                 raise Unreadable(f"{str(path)!r} nests mappings so often that their names are too long")

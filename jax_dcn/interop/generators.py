@@ -54,11 +54,11 @@ def write(parameters: Mapping[str, np.ndarray], owner: str, style: names.Library
             f"{owner or 'the layer'} must have one offset group to be written as a convolution for offsets and one for "
             f"masks, got {len(kernel)} outputs for a kernel of {taps} taps"
         )
-    parts = {"weight": kernel, "bias": parameters["bias"]}
+    arrays = {"weight": kernel, "bias": parameters["bias"]}
     offsets, masks = (names.with_suffix(owner, suffix or "") for suffix in (style.conv_offset, style.conv_mask))
-    state = {f"{offsets}.{name}": array[: axes * taps] for name, array in parts.items()}
+    state = {f"{offsets}.{name}": array[: axes * taps] for name, array in arrays.items()}
     if len(kernel) > axes * taps:
-        state |= {f"{masks}.{name}": array[axes * taps :] for name, array in parts.items()}
+        state |= {f"{masks}.{name}": array[axes * taps :] for name, array in arrays.items()}
     return state
 
 
@@ -69,6 +69,6 @@ def _ungrouped(key: str, weight: np.ndarray, channels: int) -> np.ndarray:
     if groups * group_channels != channels or outputs % max(groups, 1):
         raise ValueError(f"{key!r} must have a number of input channels that divides {channels}, got {weight.shape}")
     full = np.zeros((groups, outputs // groups, groups, *weight.shape[1:]), weight.dtype)
-    for group, part in enumerate(weight.reshape(groups, outputs // groups, *weight.shape[1:])):
-        full[group, :, group] = part
+    for group, weights in enumerate(weight.reshape(groups, outputs // groups, *weight.shape[1:])):
+        full[group, :, group] = weights
     return full.reshape(outputs, channels, *weight.shape[2:])

@@ -75,7 +75,7 @@ def _choices(path: Path) -> Iterable[list[Path]]:
 
 
 def with_suffix(module: str, suffix: str) -> str:
-    """The name of a part of a module, whose own name may be empty."""
+    """The name of what a module contains; the name of the module may be empty."""
     return (module + suffix).removeprefix(".")
 
 

@@ -29,13 +29,13 @@ def read(
     keys: list[str] = []
 
     def layers_of(branch: str, indices: Sequence[int]) -> Layers:
-        parts = [f"{branch}.{i}.{name}" for i in indices for name in ("weight", "bias")]
-        found = [find([names.joined(module, part) for module in modules]) for part in parts]
+        suffixes = [f"{branch}.{i}.{name}" for i in indices for name in ("weight", "bias")]
+        found = [find([names.joined(module, suffix) for module in modules]) for suffix in suffixes]
         if not any(found):
             return []
-        for part, one in zip(parts, found, strict=True):
+        for suffix, one in zip(suffixes, found, strict=True):
             if one is None:
-                raise ValueError(f"state_dict lacks {names.joined(modules[0], part)!r}, but has others of {branch}")
+                raise ValueError(f"state_dict lacks {names.joined(modules[0], suffix)!r}, but has others of {branch}")
             keys.extend(one[0])
         arrays = [one[1] for one in found if one is not None]
         return list(zip(arrays[::2], arrays[1::2], strict=True))

@@ -67,9 +67,8 @@ int64_t FusedForwardWorkspace(const std::string& dtype, int64_t channels, int64_
 // How dcn_cpu_fused_cotangents is to be divided: the partial sums of the weight's cotangent, the planes, and the
 // elements of the workspace; and how many tasks this processor has.
 std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype, std::array<int64_t, 4> x, std::array<int64_t, 3> y,
-                                           std::array<int64_t, 3> taps_and_groups,
-                                           std::array<bool, 3> requested_cotangents) {
-  const auto [taps, groups, offset_groups] = taps_and_groups;
+                                           int64_t taps, int64_t groups, int64_t offset_groups, bool is_x_requested,
+                                           bool are_positions_requested, bool is_weight_requested) {
   const int64_t channels = x[3], features = y[2];
   const bool has_groups =
       groups > 0 && channels > 0 && features > 0 && channels % groups == 0 && features % groups == 0;
@@ -86,8 +85,7 @@ std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype, std::array<
   sizes.rows = y[0];
   sizes.columns = y[1];
   sizes.offset_groups = offset_groups;
-  const auto [of_x, of_positions, of_weight] = requested_cotangents;
-  const dcn::RequestedCotangents requested = {of_x, of_positions, of_weight};
+  const dcn::RequestedCotangents requested = {is_x_requested, are_positions_requested, is_weight_requested};
   const dcn::CotangentDivision division = dcn::ChooseCotangentDivision(convolution, requested);
   return {division.num_splits, division.num_planes, dcn::FusedCotangentsWorkspace(convolution, requested, division),
           dcn::CotangentTasks(convolution)};
@@ -119,7 +117,8 @@ NB_MODULE(DCN_MODULE, module) {
   module.def("fused_forward_workspace", &FusedForwardWorkspace, nb::arg("dtype"), nb::arg("channels"),
              nb::arg("features"), nb::arg("taps"), nb::arg("groups"));
   module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("y"),
-             nb::arg("taps_and_groups"), nb::arg("requested"));
+             nb::arg("taps"), nb::arg("groups"), nb::arg("offset_groups"), nb::arg("is_x_requested"),
+             nb::arg("are_positions_requested"), nb::arg("is_weight_requested"));
   module.def("fused_unsupported", &FusedUnsupported, nb::arg("is_forward"), nb::arg("dtype"), nb::arg("y_dtype"),
              nb::arg("x"), nb::arg("y"), nb::arg("taps"), nb::arg("algorithm"));
 #endif

@@ -47,8 +47,12 @@ def gradients(requested: Mapping[str, str], problem: Problem) -> Plans:
         dtype=jnp.dtype(x.dtype).name,
         x=x.shape,
         y=(*offset.shape[1:3], weight.shape[-1]),
-        taps_and_groups=(taps, spec.feature_group_count, offset_groups),
-        requested=("x" in requested, not {"offset", "mask"}.isdisjoint(requested), "weight" in requested),
+        taps=taps,
+        groups=spec.feature_group_count,
+        offset_groups=offset_groups,
+        is_x_requested="x" in requested,
+        are_positions_requested=not {"offset", "mask"}.isdisjoint(requested),
+        is_weight_requested="weight" in requested,
     )
     choices = Fused(size, num_splits, num_planes, tasks)
     return {name: _planned(name, reason, choices) for name, reason in requested.items()}

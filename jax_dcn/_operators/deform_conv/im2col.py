@@ -127,9 +127,7 @@ class _CotangentSums:
     ) -> Cotangents:
         (x, offset, _, _, _), choices, rows = self.convolution.operands, self.choices, self.d_y.shape[1]
         d_x = out.get("x")
-        if (
-            d_x is not None and choices.x.has_sums
-        ):  # the part's sums take the place of the result, until they are rounded
+        if d_x is not None and choices.x.has_sums:  # until they are rounded, a part's sums take the result's place
             out = out | {"x": filled(x, (count, *x.shape[1:]), offset.dtype)}
         part = _Part(image, count, _images_at(image, count, x, self.convolution))
         if choices.x.sorted_rows:

@@ -1,0 +1,46 @@
+"""The table of what `patch` replaces in other libraries, and of the versions that were tried."""
+
+from typing import NamedTuple
+
+from jax_dcn._patch import adapters
+
+
+class Library(NamedTuple):
+    distribution: str  # its name for pip
+    versions: tuple[str, ...]  # those that the tests have run with
+    uses_keras: bool
+
+
+class Target(NamedTuple):
+    """A function of a library, and what replaces it."""
+
+    library: str
+    module: str
+    function: str
+    replacement: adapters.Adapter
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.function}"
+
+
+LIBRARIES = {
+    "zeromodels": Library("zeromodels", ("1.3.6",), uses_keras=True),
+    "keras_hub": Library("keras-hub", ("0.32.0",), uses_keras=True),
+    "scenic": Library("scenic", ("0.0.1",), uses_keras=False),
+    "jax_raft": Library("jax-raft", ("0.1.1",), uses_keras=False),
+}
+ZERO, CORE, SCENIC = "zeromodels.models", "ms_deform_attn_core", "scenic.projects.baselines"
+D_FINE = "keras_hub.src.models.d_fine.d_fine_attention"
+TARGETS = (
+    Target("zeromodels", f"{ZERO}.rf_detr.rf_detr_layers", CORE, adapters.channels_first),
+    Target("zeromodels", f"{ZERO}.rt_detr.rt_detr_layers", CORE, adapters.channels_first),
+    Target("zeromodels", f"{ZERO}.rt_detr_v2.rt_detr_v2_layers", CORE, adapters.channels_first),
+    Target("zeromodels", f"{ZERO}.grounding_dino.grounding_dino_layers", CORE, adapters.channels_first),
+    Target("zeromodels", f"{ZERO}.dfine.dfine_layers", "ms_deform_attn_core_variable", adapters.points_of_levels),
+    Target("zeromodels", f"{ZERO}.mask2former.mask2former_layers", "bilinear_sample", adapters.samples),
+    Target("zeromodels", f"{ZERO}.oneformer.oneformer_layers", "bilinear_sample", adapters.samples),
+    Target("keras_hub", D_FINE, "multi_scale_deformable_attention_v2", adapters.keras_hub),
+    Target("scenic", f"{SCENIC}.deformable_detr.attention", "deform_attn_sampling_fn", adapters.scenic_attention),
+    Target("scenic", f"{SCENIC}.centernet.modeling.roi_align", "_roi_align_einsum", adapters.scenic_roi_align),
+    Target("jax_raft", "jax_raft.model", "grid_sample", adapters.jax_raft),
+)
