@@ -195,7 +195,7 @@ def test_kernels_where_there_are_some():
     """Exports from any machine contain the kernels."""
     allowed = {check.is_custom_call() for check in jax_dcn.export.disabled_checks()}
     # Without fast instructions, a CPU takes the im2col path.
-    assert calls(PLATFORMS) | {*extension.ONLY_ON["cpu"]} == allowed
+    assert calls(PLATFORMS) | {*extension.ONLY_ON_CPU} == allowed
 
 
 @pytest.mark.platforms("cpu")

@@ -41,12 +41,10 @@ if "cpu" not in modules:
         "installed: run `pip install .` in the source folder"
     )
 # The handlers that one module has and the other lacks: programs may be exported for CUDA where its module is absent.
-ONLY_ON = {
-    "cpu": ("dcn_cpu_x_cotangent", "dcn_cpu_fused_forward", "dcn_cpu_fused_cotangents"),
-    "cuda": ("dcn_sort_samples", "dcn_gather_samples"),
-}
-custom_calls = (*modules["cpu"].handlers, *ONLY_ON["cuda"])
-cuda_custom_calls = tuple(name for name in custom_calls if name not in ONLY_ON["cpu"])
+ONLY_ON_CPU = ("dcn_cpu_x_cotangent", "dcn_cpu_fused_forward", "dcn_cpu_fused_cotangents")
+ONLY_ON_CUDA = ("dcn_sort_samples", "dcn_gather_samples")
+custom_calls = (*modules["cpu"].handlers, *ONLY_ON_CUDA)
+cuda_custom_calls = tuple(name for name in custom_calls if name not in ONLY_ON_CPU)
 
 BUILD_CUDA = "JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps ."
 

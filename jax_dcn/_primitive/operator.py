@@ -82,18 +82,18 @@ class Dimensions:
     Args:
       axes: `axes(operands, spec)`, from shapes, the dimensions that may be sharded.
       keywords: `keywords(spec, shards)`, the keywords of `reference`, `forward`, `tangent` and `cotangent` on a device
-        that has these shards.
+        that has these shards; by default the spec.
       part_lengths: `part_lengths(operands, target)`, from shapes with one batch dimension, the lengths of the parts in
         which derivatives of the reference are evaluated, by the names of `axes` and "batch". The reference of these
-        parts must add up to that of the whole.
+        parts must add up to that of the whole. By default there is one part.
       sample_bytes: `sample_bytes(operands, spec)`, from shapes, the bytes of the reference's samples, its least
-        workspace.
+        workspace; by default 0.
     """
 
     axes: Callable[..., Axes]
-    keywords: Callable[..., dict[str, Any]]
-    part_lengths: Callable[..., Mapping[str, Any]]
-    sample_bytes: Callable[..., int]
+    keywords: Callable[..., dict[str, Any]] = lambda spec, shards: {"spec": spec}
+    part_lengths: Callable[..., Mapping[str, Any]] = lambda operands, target: {}
+    sample_bytes: Callable[..., int] = lambda operands, spec: 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,7 +156,7 @@ def test_images_and_features_split_over_gpus():
         for struct, spec in zip((cotangent, *operands), (P("data", None, None, "model"), *specs), strict=True)
     )
     compiled = jax.jit(pull_back).lower(cotangent, Operands(*operands)).compile()
-    assert custom_calls(compiled) == {*extension.ONLY_ON["cuda"], "dcn_sample", "dcn_offset_cotangent"}
+    assert custom_calls(compiled) == {*extension.ONLY_ON_CUDA, "dcn_sample", "dcn_offset_cotangent"}
     exchanged = collectives(compiled)
     assert {(c.kind, c.dtype) for c in exchanged} == {("all-reduce", "f32")}
     own = [s.sharding.shard_shape(s.shape) for s in operands]

@@ -1,15 +1,14 @@
 """The public functions."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.aggregation.arguments import Operands, canonicalize_attention, canonicalize_dcnv3
-from jax_dcn._operators.aggregation.geometry import Spec
+from jax_dcn._operators.aggregation.arguments import CanonicalCall, canonicalize_attention, canonicalize_dcnv3
 from jax_dcn._operators.aggregation.primitive import deform_aggregation
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._types import Pair
@@ -85,10 +84,10 @@ def multi_scale_deformable_attention(
       >>> jax_dcn.multi_scale_deformable_attention(value, centre, weights, spatial_shapes=levels)  # 3.5 + 1.5
       Array([[5.]], dtype=float32)
     """
-    operands, spec = canonicalize_attention(
+    canonical = canonicalize_attention(
         value, sampling_locations, attention_weights, spatial_shapes=spatial_shapes, points=points, method=method
     )
-    return _aggregate(operands, spec, value, deterministic, backend)
+    return _aggregate(canonical, value, deterministic, backend)
 
 
 def dcnv3(
@@ -160,7 +159,7 @@ def dcnv3(
              [0.6666667 , 1.        , 1.        , 0.6666667 ],
              [0.44444445, 0.6666667 , 0.6666667 , 0.44444445]], dtype=float32)
     """
-    operands, spec = canonicalize_dcnv3(
+    canonical = canonicalize_dcnv3(
         x,
         offset,
         mask,
@@ -172,17 +171,11 @@ def dcnv3(
         offset_scale=offset_scale,
         remove_center=remove_center,
     )
-    return _aggregate(operands, spec, x, deterministic, backend)
+    return _aggregate(canonical, x, deterministic, backend)
 
 
-def _aggregate(
-    operands: Operands[jax.Array],
-    spec: Spec,
-    value: ArrayLike,
-    deterministic: bool | None,
-    backend: Literal["reference"] | None,
-) -> jax.Array:
+def _aggregate(canonical: CanonicalCall, value: ArrayLike, deterministic: bool | None, backend: Any) -> jax.Array:
     """The result, with the heads merged into its channels, of value's type."""
     _validation.run_options(deterministic, backend)
-    out = deform_aggregation(operands, spec=spec, backend=backend)
+    out = deform_aggregation(canonical.operands, spec=canonical.spec, backend=backend)
     return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(value).dtype)

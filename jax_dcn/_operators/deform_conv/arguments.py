@@ -66,11 +66,6 @@ class GridOperands(NamedTuple, Generic[A]):
     bias: A | None
 
 
-class CanonicalCall(NamedTuple):
-    operands: Operands[jax.Array] | GridOperands[jax.Array]
-    spec: Spec
-
-
 def canonicalize(
     dims: int,
     x: ArrayLike,
@@ -88,8 +83,8 @@ def canonicalize(
     preferred_element_type: DTypeLike | None = None,
     deterministic: bool | None = None,
     backend: Backend = None,
-) -> CanonicalCall:
-    """The canonical call of a convolution of images of `dims` axes."""
+) -> tuple[Operands[jax.Array] | GridOperands[jax.Array], Spec]:
+    """The canonical operands and the parameters of a convolution of images of `dims` axes."""
     formats = FORMATS[dims]
     data_format = formats[0] if data_format is None else data_format
     _validation.choice("data_format", data_format, formats)
@@ -142,7 +137,7 @@ def canonicalize(
     if offset is None:
         check_grid_operands(GridOperands(x, weight, bias), spec, channels_first=first)
         on_grid = x.astype(data_dtype), weight.astype(data_dtype), bias
-        return CanonicalCall(GridOperands(*jax_internals.vary_alike(on_grid)), spec)
+        return GridOperands(*jax_internals.vary_alike(on_grid)), spec
     check_operands(Operands(x, offset, weight, bias, mask), spec, channels_first=first)
     operands = (
         x.astype(data_dtype),
@@ -151,7 +146,7 @@ def canonicalize(
         bias,
         None if mask is None else mask.astype(wide),
     )
-    return CanonicalCall(Operands(*jax_internals.vary_alike(operands)), spec)
+    return Operands(*jax_internals.vary_alike(operands)), spec
 
 
 def check_grid_operands(operands: GridOperands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:

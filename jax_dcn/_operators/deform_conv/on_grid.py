@@ -241,16 +241,15 @@ def _with_padding(x: jax.Array, spec: Spec) -> tuple[jax.Array, Spec]:
 
 
 _kernels = Kernels(plan, _forward, _cotangent, flops, _tangent, platforms=("cpu",))
-_dimensions = Dimensions(
-    axes, keywords, part_lengths=lambda operands, target: {}, sample_bytes=lambda operands, spec: 0
-)
 
 
 def _primitive(dims: int) -> Primitive[Spec]:
     """The primitive for images of this number of axes."""
     shared = {"weight": dims + 2, "bias": 1}
     definition = Definition(GridOperands, result, reference, shared, linear=("x", "weight"))
-    return Primitive(Operator[Spec](f"deform_conv{dims}d_on_grid", definition, _kernels, _dimensions, is_native=True))
+    return Primitive(
+        Operator[Spec](f"deform_conv{dims}d_on_grid", definition, _kernels, Dimensions(axes, keywords), is_native=True)
+    )
 
 
 conv_on_grid = {dims: _primitive(dims) for dims in (1, 2, 3)}

@@ -5,7 +5,7 @@ lib/roi_pool/handlers.cc.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -128,32 +128,26 @@ def _bins(rois: Shaped, spec: Spec) -> int:
     return math.prod(rois.shape[:-1]) * math.prod(spec.output_size)
 
 
-def _pooling(name: str, definition: Definition, kernels: Kernels, sample_bytes: Callable[..., int]) -> Primitive[Spec]:
-    dimensions = Dimensions(
-        axes,
-        keywords=lambda spec, shards: {"spec": spec},
-        part_lengths=lambda operands, target: {},
-        sample_bytes=sample_bytes,
+deform_roi_pool = Primitive(
+    Operator[Spec](
+        "deform_roi_pool",
+        Definition(Operands, result, reference, shared={}, linear=("x",)),
+        Kernels(plan, forward, cotangent, flops),
+        Dimensions(axes, sample_bytes=sample_bytes),
     )
-    return Primitive(Operator[Spec](name, definition, kernels, dimensions))
-
-
-deform_roi_pool = _pooling(
-    "deform_roi_pool",
-    Definition(Operands, result, reference, shared={}, linear=("x",)),
-    Kernels(plan, forward, cotangent, flops),
-    sample_bytes,
 )
 
 # The maximum is not linear in x. Its reference visits one bin at a time.
-deform_roi_max_pool = _pooling(
-    "deform_roi_max_pool",
-    Definition(Operands, result, max_reference, shared={}, linear=()),
-    Kernels(
-        plan=partial(plan, is_max=True),
-        forward=partial(forward, name="dcn_roi_max_pool"),
-        cotangent=partial(cotangent, is_max=True),
-        flops=flops,
-    ),
-    sample_bytes=lambda operands, spec: 0,
+deform_roi_max_pool = Primitive(
+    Operator[Spec](
+        "deform_roi_max_pool",
+        Definition(Operands, result, max_reference, shared={}, linear=()),
+        Kernels(
+            plan=partial(plan, is_max=True),
+            forward=partial(forward, name="dcn_roi_max_pool"),
+            cotangent=partial(cotangent, is_max=True),
+            flops=flops,
+        ),
+        Dimensions(axes),
+    )
 )

@@ -141,9 +141,7 @@ deform_sampling = Primitive(
         "deform_sampling",
         Definition(Operands, result, reference, shared={}, linear=("x",)),
         Kernels(plan, forward, cotangent, flops),
-        Dimensions(
-            axes, keywords=lambda spec, shards: {"spec": spec}, part_lengths=part_lengths, sample_bytes=sample_bytes
-        ),
+        Dimensions(axes, part_lengths=part_lengths, sample_bytes=sample_bytes),
         user_names,
     )
 )
