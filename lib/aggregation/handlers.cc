@@ -11,7 +11,7 @@
 #include "ffi/checks.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
-#include "ffi/requested_results.h"
+#include "ffi/optional_arrays.h"
 
 namespace dcn {
 namespace {
@@ -22,18 +22,16 @@ struct AggregationOperands {
   DType dtype = DType::kF32;
 };
 
-void CheckTaps(Checks& checks, int64_t taps) {
-  checks.Require(taps <= kMaxTaps, "has " + std::to_string(taps) + " taps for each query and head, may have at most " +
-                                       std::to_string(kMaxTaps));
+void CheckTaps(int64_t taps) {
+  Require(taps <= kMaxTaps, "has ", taps, " taps for each query and head, may have at most ", kMaxTaps);
 }
 
 // The window of DCNv3 and DCNv4, and the image as the only level.
-void DecodeImage(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
-  DecodeWindow(checks, attributes, sizes.window);
-  sizes.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
-  sizes.remove_center = checks.Attribute(attributes, "remove_center", false);
-  CheckTaps(checks, int64_t{sizes.window.kernel[0]} * sizes.window.kernel[1]);
-  if (!checks.ok()) return;
+void DecodeImage(ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
+  DecodeWindow(attributes, sizes.window);
+  sizes.offset_scale = Attribute<double>(attributes, "offset_scale");
+  sizes.remove_center = Attribute<bool>(attributes, "remove_center");
+  CheckTaps(int64_t{sizes.window.kernel[0]} * sizes.window.kernel[1]);
   sizes.sampling = SamplingMethod::kWindow;
   sizes.num_levels = 1;
   sizes.taps = sizes.window.taps() - sizes.remove_center;
@@ -41,50 +39,44 @@ void DecodeImage(Checks& checks, ffi::Dictionary attributes, int64_t height, int
 }
 
 // The levels of an attention: an attribute with height, width and taps of each.
-void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes& sizes) {
-  sizes.sampling =
-      checks.Attribute(attributes, "discrete", false) ? SamplingMethod::kDiscrete : SamplingMethod::kBilinear;
-  const auto levels = checks.Attribute(attributes, "levels", ffi::Span<const int64_t>());
-  checks.Require(levels.size() % 3 == 0 && levels.size() / 3 <= kMaxLevels,
-                 "attribute levels must have three values for each of at most " + std::to_string(kMaxLevels) +
-                     " levels, has " + std::to_string(levels.size()));
+void DecodePyramid(ffi::Dictionary attributes, AggregationSizes& sizes) {
+  sizes.sampling = Attribute<bool>(attributes, "discrete") ? SamplingMethod::kDiscrete : SamplingMethod::kBilinear;
+  const auto levels = Attribute<ffi::Span<const int64_t>>(attributes, "levels");
+  Require(levels.size() % 3 == 0 && levels.size() / 3 <= kMaxLevels,
+          "attribute levels must have three values for each of at most ", kMaxLevels, " levels, has ", levels.size());
   int64_t pixels = 0, taps = 0;
-  for (size_t i = 0; checks.ok() && i < levels.size(); i += 3) {
+  for (size_t i = 0; i < levels.size(); i += 3) {
     const int64_t height = levels[i], width = levels[i + 1], level_taps = levels[i + 2];
-    checks.FitsInt32("a level's height", height);
-    checks.FitsInt32("a level's width", width);
-    checks.FitsInt32("the number of a level's taps", level_taps);
-    if (!checks.ok()) return;
+    CheckFitsInt32("a level's height", height);
+    CheckFitsInt32("a level's width", width);
+    CheckFitsInt32("the number of a level's taps", level_taps);
     sizes.levels[i / 3] = {int32_t(height), int32_t(width), int32_t(level_taps), int32_t(taps), pixels};
     pixels += height * width;
     taps += level_taps;
-    CheckTaps(checks, taps);
-    checks.ElementCount("the pixels of all levels", pixels);
+    CheckTaps(taps);
+    CheckElementCount("the pixels of all levels", pixels);
   }
   sizes.num_levels = int32_t(levels.size() / 3);
   sizes.taps = int32_t(taps);
-  checks.Require(pixels == sizes.pixels, "value has " + std::to_string(sizes.pixels) + " pixels, must have the " +
-                                             std::to_string(pixels) + " of all levels");
+  Require(pixels == sizes.pixels, "value has ", sizes.pixels, " pixels, must have the ", pixels, " of all levels");
 }
 
 // `value` is value or its cotangent, `out` is the result or its cotangent, which has the type of the data. The pixels
 // and the queries of a window have two dimensions, rows and columns; those of a pyramid have one.
-AggregationOperands DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer value,
-                                      ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
-                                      ffi::AnyBuffer out) {
+AggregationOperands DecodeAggregation(ffi::Dictionary attributes, ffi::AnyBuffer value, ffi::AnyBuffer locations,
+                                      ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::AnyBuffer out) {
   AggregationOperands operands;
   AggregationSizes& sizes = operands.sizes;
-  operands.dtype = CheckedDType(checks, out.element_type());
+  operands.dtype = DecodeDType(out.element_type());
   const ffi::DataType position_type = AccumulatorType(out.element_type());
-  const bool is_window = checks.Attribute(attributes, "window", false);
+  const bool is_window = Attribute<bool>(attributes, "window");
   const size_t image_dims = is_window ? 2 : 1;
-  checks.Rank("value", value, image_dims + 3);
-  checks.Rank("locations", locations, image_dims + 4);
-  checks.Type("locations", locations, position_type);
-  checks.Type("weights", weights, position_type);
-  checks.Type("origin", origin, ffi::S32);
-  checks.Shape("origin", origin, {2});
-  if (!checks.ok()) return operands;
+  CheckRank("value", value, image_dims + 3);
+  CheckRank("locations", locations, image_dims + 4);
+  CheckType("locations", locations, position_type);
+  CheckType("weights", weights, position_type);
+  CheckType("origin", origin, ffi::S32);
+  CheckShape("origin", origin, {2});
 
   const auto value_shape = value.dimensions(), shape = locations.dimensions();
   const int64_t height = value_shape[1], width = is_window ? value_shape[2] : 1;
@@ -93,24 +85,22 @@ AggregationOperands DecodeAggregation(Checks& checks, ffi::Dictionary attributes
   sizes.channels = value_shape[image_dims + 2];
   sizes.rows = shape[1];
   sizes.columns = is_window ? shape[2] : 1;
-  checks.FitsInt32("the value's height", height);
-  checks.FitsInt32("the value's width", width);
-  checks.FitsInt32("the number of rows of queries", sizes.rows);
-  checks.FitsInt32("the number of columns of queries", sizes.columns);
-  if (!checks.ok()) return operands;
+  CheckFitsInt32("the value's height", height);
+  CheckFitsInt32("the value's width", width);
+  CheckFitsInt32("the number of rows of queries", sizes.rows);
+  CheckFitsInt32("the number of columns of queries", sizes.columns);
   sizes.pixels = height * width;
   if (is_window) {
-    DecodeImage(checks, attributes, height, width, sizes);
+    DecodeImage(attributes, height, width, sizes);
   } else {
-    DecodePyramid(checks, attributes, sizes);
+    DecodePyramid(attributes, sizes);
   }
-  checks.FitsInt32("the number of a head's samples", SaturatingMultiply(sizes.queries(), sizes.taps));
-  if (!checks.ok()) return operands;
+  CheckFitsInt32("the number of a head's samples", SaturatingMultiply(sizes.queries(), sizes.taps));
   const auto check_queries = [&](std::string_view name, ffi::AnyBuffer buffer, std::initializer_list<int64_t> rest) {
     std::vector<int64_t> expected = {sizes.batches, sizes.rows};
     if (is_window) expected.push_back(sizes.columns);
     expected.insert(expected.end(), rest);
-    checks.Shape(name, buffer, expected);
+    CheckShape(name, buffer, expected);
   };
   check_queries("locations", locations, {sizes.heads, sizes.taps, 2});
   check_queries("weights", weights, {sizes.heads, sizes.taps});
@@ -123,10 +113,8 @@ AggregationOperands DecodeAggregation(Checks& checks, ffi::Dictionary attributes
 ffi::Error AggregateImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
                          ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::Result<ffi::AnyBuffer> out,
                          ffi::Dictionary attributes) {
-  Checks checks("dcn_aggregate");
-  const AggregationOperands operands = DecodeAggregation(checks, attributes, value, locations, weights, origin, *out);
-  checks.Type("value", value, out->element_type());
-  if (!checks.ok()) return checks.error();
+  const AggregationOperands operands = DecodeAggregation(attributes, value, locations, weights, origin, *out);
+  CheckType("value", value, out->element_type());
   Device device(context);
   return ToError(
       Aggregate(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(), out->untyped_data()));
@@ -135,32 +123,25 @@ ffi::Error AggregateImpl(Device::Context context, ffi::AnyBuffer value, ffi::Any
 ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
                               ffi::AnyBuffer origin, ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value,
                               ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
-  Checks checks("dcn_aggregation_value_cotangent");
-  const AggregationOperands operands =
-      DecodeAggregation(checks, attributes, *d_value, locations, weights, origin, d_out);
+  const AggregationOperands operands = DecodeAggregation(attributes, *d_value, locations, weights, origin, d_out);
   const AggregationSizes& sizes = operands.sizes;
   const bool is_wide = d_value->element_type() != d_out.element_type();
-  if (is_wide) checks.Type("d_value", *d_value, locations.element_type());
-  if (!checks.ok()) return checks.error();
+  if (is_wide) CheckType("d_value", *d_value, locations.element_type());
   int64_t cells = 0;
-  for (int32_t level = 0; checks.ok() && level < sizes.num_levels; ++level) {
+  for (int32_t level = 0; level < sizes.num_levels; ++level) {
     cells += (int64_t{sizes.levels[level].height} + 1) * (int64_t{sizes.levels[level].width} + 1);
-    checks.ElementCount("the pixels of all levels", cells);
+    CheckElementCount("the pixels of all levels", cells);
   }
   const int64_t samples = sizes.queries() * sizes.taps;
-  checks.FitsInt32("the number of a head's samples and pixels", samples + cells);
-  checks.FitsInt32("the number of a query's bytes",
-                   SaturatingProduct({sizes.heads, sizes.channels, BytesOf(operands.dtype)}));
-  if (!checks.ok()) return checks.error();
-  checks.ElementCount("samples and pixels of all heads",
-                      SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
-  checks.Type("workspace", *workspace, ffi::S32);
-  checks.Rank("workspace", *workspace, 1);
-  if (!checks.ok()) return checks.error();
+  CheckFitsInt32("the number of a head's samples and pixels", samples + cells);
+  CheckFitsInt32("the number of a query's bytes",
+                 SaturatingProduct({sizes.heads, sizes.channels, BytesOf(operands.dtype)}));
+  CheckElementCount("samples and pixels of all heads",
+                    SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
+  CheckType("workspace", *workspace, ffi::S32);
+  CheckRank("workspace", *workspace, 1);
   const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(operands.dtype, sizes);
-  checks.Require(workspace_size >= min_size, "workspace has " + std::to_string(workspace_size) +
-                                                 " elements, must have at least " + std::to_string(min_size));
-  if (!checks.ok()) return checks.error();
+  Require(workspace_size >= min_size, "workspace has ", workspace_size, " elements, must have at least ", min_size);
   Device device(context);
   return ToError(ValueCotangent(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
                                 d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
@@ -169,17 +150,12 @@ ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations,
 ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
                              ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::AnyBuffer d_out,
                              ffi::RemainingRets results, ffi::Dictionary attributes) {
-  Checks checks("dcn_aggregation_tap_cotangents");
-  const AggregationOperands operands = DecodeAggregation(checks, attributes, value, locations, weights, origin, d_out);
-  checks.Type("value", value, d_out.element_type());
-  RequestedResults requested(checks, attributes, results);
-  const auto shape_of = [](ffi::AnyBuffer buffer) {
-    return std::vector<int64_t>(buffer.dimensions().begin(), buffer.dimensions().end());
-  };
-  void* d_locations = requested.Next("locations", locations.element_type(), shape_of(locations));
-  void* d_weights = requested.Next("weights", weights.element_type(), shape_of(weights));
+  const AggregationOperands operands = DecodeAggregation(attributes, value, locations, weights, origin, d_out);
+  CheckType("value", value, d_out.element_type());
+  RequestedResults requested(attributes, results);
+  void* d_locations = requested.Next("locations", locations.element_type(), DimensionsOf(locations));
+  void* d_weights = requested.Next("weights", weights.element_type(), DimensionsOf(weights));
   requested.CheckEnd();
-  if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(TapCotangents(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
                                d_out.untyped_data(), d_locations, d_weights));
@@ -188,9 +164,9 @@ ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi:
 }  // namespace
 
 std::vector<Handler> AggregationHandlers() {
-  return {{"dcn_aggregate", WrappedHandler<AggregateImpl>},
-          {"dcn_aggregation_value_cotangent", WrappedHandler<ValueCotangentImpl>},
-          {"dcn_aggregation_tap_cotangents", WrappedHandler<TapCotangentsImpl>}};
+  return {DCN_HANDLER("dcn_aggregate", AggregateImpl),
+          DCN_HANDLER("dcn_aggregation_value_cotangent", ValueCotangentImpl),
+          DCN_HANDLER("dcn_aggregation_tap_cotangents", TapCotangentsImpl)};
 }
 
 }  // namespace dcn

@@ -150,6 +150,10 @@ ffi::Error Initialize() {
 
 }  // namespace
 
-XLA_FFI_Handler* InitializeHandler() { return WrappedHandler<Initialize, ffi::ExecutionStage::kInitialize>; }
+XLA_FFI_Handler* InitializeHandler() {
+  return [](XLA_FFI_CallFrame* frame) {
+    return CallFunction<Initialize, ffi::ExecutionStage::kInitialize>("jax_dcn", frame);
+  };
+}
 
 }  // namespace dcn

@@ -21,27 +21,23 @@ std::vector<int64_t> PositionShape(const Sizes& sizes, int64_t numbers) {
 }
 
 // Decodes a call of the handlers that sample x, which has no product.
-Convolution DecodeSamplingOfX(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+Convolution DecodeSamplingOfX(ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                               ffi::AnyBuffer origin, ffi::AnyBuffer columns, ffi::RemainingArgs rest,
                               size_t mask_index = 0) {
-  Convolution call = DecodeSampling(checks, attributes, offset, origin, rest, mask_index);
-  DecodePart(checks, "columns", columns, call.sizes);
-  if (!checks.ok()) return call;
-  call.dtype = CheckedDType(checks, x.element_type());
-  DecodeImage(checks, "x", x, call.sizes);
-  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  Convolution call = DecodeSampling(attributes, offset, origin, rest, mask_index);
+  DecodePart("columns", columns, call.sizes);
+  call.dtype = DecodeDType(x.element_type());
+  DecodeImage("x", x, call.sizes);
+  CheckType("offset", offset, AccumulatorType(x.element_type()));
   return call;
 }
 
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
-  Checks checks("dcn_sample");
-  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, *columns, mask);
-  if (!checks.ok()) return checks.error();
+  const Convolution call = DecodeSamplingOfX(attributes, x, offset, origin, *columns, mask);
   const Sizes& sizes = call.sizes;
-  checks.Type("columns", *columns, x.element_type());
-  checks.Shape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  if (!checks.ok()) return checks.error();
+  CheckType("columns", *columns, x.element_type());
+  CheckShape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   Device device(context);
   return ToError(SampleColumns(device, call.dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
 }
@@ -49,22 +45,19 @@ ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer 
 ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                               ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> columns,
                               ffi::Dictionary attributes) {
-  Checks checks("dcn_sample_tangents");
-  OptionalOperands operands(checks, attributes, rest, "tangent");
+  OptionalOperands operands(attributes, rest, "tangent");
   const size_t mask_index = operands.Count({"x", "offset", "mask"});
-  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, *columns, rest, mask_index);
-  if (!checks.ok()) return checks.error();
+  const Convolution call = DecodeSamplingOfX(attributes, x, offset, origin, *columns, rest, mask_index);
   const Sizes& sizes = call.sizes;
   Tangents tangents = {};
   tangents.x = operands.Next("x", x.element_type(), {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
   tangents.offset = operands.Next("offset", offset.element_type(), PositionShape(sizes, 2));
   tangents.mask = operands.Next("mask", offset.element_type(), PositionShape(sizes, 1));
-  checks.Require(call.positions.mask || !tangents.mask, "has a tangent of mask, but no mask");
-  const bool columns_requested = checks.Attribute(attributes, "columns_requested", false);
-  checks.Type("columns", *columns, x.element_type());
-  checks.Shape("columns", *columns,
-               {sizes.images, sizes.rows, sizes.columns, sizes.taps(), columns_requested ? 2 : 1, sizes.channels});
-  if (!checks.ok()) return checks.error();
+  Require(call.positions.mask || !tangents.mask, "has a tangent of mask, but no mask");
+  const bool columns_requested = Attribute<bool>(attributes, "columns_requested");
+  CheckType("columns", *columns, x.element_type());
+  CheckShape("columns", *columns,
+             {sizes.images, sizes.rows, sizes.columns, sizes.taps(), columns_requested ? 2 : 1, sizes.channels});
   Device device(context);
   return ToError(SampleTangents(device, call.dtype, sizes, call.positions, tangents, x.untyped_data(),
                                 columns_requested, columns->untyped_data()));
@@ -73,19 +66,17 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                ffi::AnyBuffer d_columns, ffi::RemainingArgs rest, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
-  Checks checks("dcn_offset_cotangent");
-  OptionalOperands so_far(checks, attributes, rest, "requested");
+  OptionalOperands so_far(attributes, rest, "requested");
   const size_t mask_index = so_far.Count({"offset", "mask"});
-  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, d_columns, rest, mask_index);
-  if (!checks.ok()) return checks.error();
+  const Convolution call = DecodeSamplingOfX(attributes, x, offset, origin, d_columns, rest, mask_index);
   const Sizes& sizes = call.sizes;
-  checks.Type("d_columns", d_columns, ColumnCotangentType(x.element_type()));
-  checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  RequestedResults requested(checks, attributes, results);
+  CheckType("d_columns", d_columns, ColumnCotangentType(x.element_type()));
+  CheckShape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
+  RequestedResults requested(attributes, results);
   const auto in_place = [&](const std::string& name, int64_t numbers) {
     void* const result = requested.Next(name, offset.element_type(), PositionShape(sizes, numbers));
     const void* const operand = so_far.Next(name, offset.element_type(), PositionShape(sizes, numbers));
-    checks.Require(result == operand, "the result for " + name + " must be written in place");
+    Require(result == operand, "the result for ", name, " must be written in place");
     return result;
   };
   void* const d_offset = in_place("offset", 2);
@@ -93,7 +84,6 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   void* columns = requested.Next("columns", x.element_type(),
                                  {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   requested.CheckEnd();
-  if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(OffsetCotangent(device, call.dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
                                  d_offset, d_mask, columns));
@@ -102,9 +92,8 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
 }  // namespace
 
 std::vector<Handler> DeformConvHandlers() {
-  return {{"dcn_sample", WrappedHandler<SampleImpl>},
-          {"dcn_sample_tangents", WrappedHandler<SampleTangentsImpl>},
-          {"dcn_offset_cotangent", WrappedHandler<OffsetCotangentImpl>}};
+  return {DCN_HANDLER("dcn_sample", SampleImpl), DCN_HANDLER("dcn_sample_tangents", SampleTangentsImpl),
+          DCN_HANDLER("dcn_offset_cotangent", OffsetCotangentImpl)};
 }
 
 }  // namespace dcn

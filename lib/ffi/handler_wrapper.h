@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -59,34 +60,33 @@ inline XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Co
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-// The first buffer that has a negative dimension or more than kMaxElements elements, or null. Dimensions of 0 count as
-// 1, so that in a buffer that passes the product of any of its dimensions is at most kMaxElements.
-inline const XLA_FFI_Buffer* FindOversizedBuffer(int64_t count, void** buffers) {
+// No buffer may have a negative dimension or more than kMaxElements elements. Dimensions of 0 count as 1, so that the
+// product of any dimensions of a buffer is at most kMaxElements.
+inline void CheckBuffers(int64_t count, void** buffers) {
   for (int64_t i = 0; i < count; ++i) {
     const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
+    const ffi::Span<const int64_t> shape(buffer->dims, size_t(buffer->rank));
     int64_t product = 1;
-    for (int64_t d = 0; d < buffer->rank; ++d) {
-      const int64_t size = buffer->dims[d];
+    for (const int64_t size : shape) {
       product = size < 0 ? kMaxElements + 1 : SaturatingMultiply(product, size == 0 ? 1 : size);
-      if (product > kMaxElements) return buffer;
+      Require(product <= kMaxElements, "an operand or result has shape ", shape, ", which no memory can hold");
     }
   }
-  return nullptr;
 }
 
-// The handler of a function. It rejects shapes whose element count overflows, and converts C++ exceptions to FFI
+// Calls a handler's function. It rejects shapes whose element count overflows, and converts C++ exceptions to FFI
 // errors, because XLA is built without exceptions.
 template <auto function, ffi::ExecutionStage stage = ffi::ExecutionStage::kExecute>
-XLA_FFI_Error* WrappedHandler(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* CallFunction(const std::string_view name, XLA_FFI_CallFrame* frame) {
   const auto* extension = frame->extension_start;
   // A metadata query, which XLA makes at registration, has no operands to check.
   if (extension && extension->type == XLA_FFI_Extension_Metadata) return CallBound<function, stage>(function, frame);
   try {
-    const XLA_FFI_Buffer* oversized = FindOversizedBuffer(frame->args.size, frame->args.args);
-    if (!oversized) oversized = FindOversizedBuffer(frame->rets.size, frame->rets.rets);
-    if (!oversized) return CallBound<function, stage>(function, frame);
-    const std::string shape = ToString(ffi::Span<const int64_t>(oversized->dims, size_t(oversized->rank)));
-    const std::string message = "jax_dcn: an operand or result has shape " + shape + ", which no memory can hold";
+    CheckBuffers(frame->args.size, frame->args.args);
+    CheckBuffers(frame->rets.size, frame->rets.rets);
+    return CallBound<function, stage>(function, frame);
+  } catch (const InvalidCall& failure) {
+    const std::string message = std::string(name) + ": " + failure.what();
     return MakeError(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message.c_str());
   } catch (const std::bad_alloc&) {
     return MakeError(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "jax_dcn: out of memory");
@@ -96,5 +96,8 @@ XLA_FFI_Error* WrappedHandler(XLA_FFI_CallFrame* frame) {
     return MakeError(frame, XLA_FFI_Error_Code_INTERNAL, exception.what());
   }
 }
+
+// The entry of a handler in a list of Handler.
+#define DCN_HANDLER(name, function) {name, [](XLA_FFI_CallFrame* frame) { return CallFunction<function>(name, frame); }}
 
 }  // namespace dcn

@@ -205,6 +205,25 @@ def check_that_wrong_calls_are_refused(function, platform):
         assert accepted == VALID[function][name], name
 
 
+@pytest.mark.parametrize(
+    "function, handler, change, message",
+    [
+        ("fused", "dcn_cpu_fused_forward", "operand 3 of int8", "weight has element type s8, must be f32"),
+        (
+            "fused",
+            "dcn_cpu_fused_cotangents",
+            f"num_splits {2**31}",
+            f"attribute num_splits must be 1 to 64, is {2**31}",
+        ),
+        ("points", "dcn_sampling", "result 0 longer in 2", r"out has shape \[2, 3, 5\], must be \[2, 3, 4\]"),
+    ],
+)
+def test_messages(function, handler, change, message):
+    wrong = dict(wrong_calls(valid_calls(function)[handler]))[change]
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: {handler}: {message}"):
+        wrong.run()
+
+
 def test_every_handler_is_called():
     assert {name for function in FUNCTIONS for name in valid_calls(function)} == {*extension.modules["cpu"].handlers}
 
