@@ -46,7 +46,7 @@ struct Taps {
 const char* Aggregate(Device&, DType, const AggregationSizes&, const Taps&, const void* value, void* out);
 
 // d_value: the cotangent of value, of type A if it is wide, else T. The workspace has `workspace_size` elements: at
-// least MinWorkspaceSize.
+// least MinWorkspaceSize, if the Device needs a workspace (kNeedsWorkspace); otherwise it may have none.
 int64_t MinWorkspaceSize(DType, const AggregationSizes&);
 const char* ValueCotangent(Device&, DType, const AggregationSizes&, const Taps&, const void* d_out, bool is_wide,
                            void* d_value, int32_t* workspace, int64_t workspace_size);

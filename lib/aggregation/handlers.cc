@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device.h"
+#include "dispatch.h"
 #include "ffi/checks.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
@@ -116,8 +117,8 @@ ffi::Error AggregateImpl(Device::Context context, ffi::AnyBuffer value, ffi::Any
   const AggregationOperands operands = DecodeAggregation(attributes, value, locations, weights, origin, *out);
   CheckType("value", value, out->element_type());
   Device device(context);
-  return ToError(
-      Aggregate(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(), out->untyped_data()));
+  return ToError(DCN_BEST(Aggregate)(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
+                                     out->untyped_data()));
 }
 
 ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
@@ -138,13 +139,12 @@ ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations,
                  SaturatingProduct({sizes.heads, sizes.channels, BytesOf(operands.dtype)}));
   CheckElementCount("samples and pixels of all heads",
                     SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
-  CheckType("workspace", *workspace, ffi::S32);
-  CheckRank("workspace", *workspace, 1);
-  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(operands.dtype, sizes);
-  Require(workspace_size >= min_size, "workspace has ", workspace_size, " elements, must have at least ", min_size);
+  int64_t min_workspace_size = 0;
+  if constexpr (Device::kNeedsWorkspace) min_workspace_size = MinWorkspaceSize(operands.dtype, sizes);
+  const int64_t workspace_size = DecodeWorkspaceSize(*workspace, min_workspace_size);
   Device device(context);
-  return ToError(ValueCotangent(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
-                                d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
+  return ToError(DCN_BEST(ValueCotangent)(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
+                                          d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
 }
 
 ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
@@ -157,8 +157,8 @@ ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi:
   void* d_weights = requested.Next("weights", weights.element_type(), DimensionsOf(weights));
   requested.CheckEnd();
   Device device(context);
-  return ToError(TapCotangents(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
-                               d_out.untyped_data(), d_locations, d_weights));
+  return ToError(DCN_BEST(TapCotangents)(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
+                                         d_out.untyped_data(), d_locations, d_weights));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "deform_conv/operands.h"
 #include "device.h"
+#include "dispatch.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 
@@ -39,7 +40,8 @@ ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer 
   CheckType("columns", *columns, x.element_type());
   CheckShape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   Device device(context);
-  return ToError(SampleColumns(device, call.dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
+  return ToError(
+      DCN_BEST(SampleColumns)(device, call.dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
 }
 
 ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -59,8 +61,8 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
   CheckShape("columns", *columns,
              {sizes.images, sizes.rows, sizes.columns, sizes.taps(), columns_requested ? 2 : 1, sizes.channels});
   Device device(context);
-  return ToError(SampleTangents(device, call.dtype, sizes, call.positions, tangents, x.untyped_data(),
-                                columns_requested, columns->untyped_data()));
+  return ToError(DCN_BEST(SampleTangents)(device, call.dtype, sizes, call.positions, tangents, x.untyped_data(),
+                                          columns_requested, columns->untyped_data()));
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -85,8 +87,8 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                  {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   requested.CheckEnd();
   Device device(context);
-  return ToError(OffsetCotangent(device, call.dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
-                                 d_offset, d_mask, columns));
+  return ToError(DCN_BEST(OffsetCotangent)(device, call.dtype, sizes, call.positions, x.untyped_data(),
+                                           d_columns.untyped_data(), d_offset, d_mask, columns));
 }
 
 }  // namespace

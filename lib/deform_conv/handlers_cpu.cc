@@ -8,6 +8,7 @@
 #include "deform_conv/fused_rules.h"
 #include "deform_conv/operands.h"
 #include "device.h"
+#include "dispatch.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 
@@ -104,7 +105,8 @@ ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::A
   CheckShape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
   CheckShape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   Device device(context);
-  return ToError(XCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data()));
+  return ToError(
+      DCN_BEST(XCotangent)(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data()));
 }
 
 }  // namespace

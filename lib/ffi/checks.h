@@ -147,6 +147,15 @@ inline std::optional<ffi::AnyBuffer> OptionalOperand(std::string_view operand, f
   return *buffer;
 }
 
+// The elements of a workspace of int32.
+inline int64_t DecodeWorkspaceSize(ffi::AnyBuffer workspace, int64_t min) {
+  CheckType("workspace", workspace, ffi::S32);
+  CheckRank("workspace", workspace, 1);
+  const int64_t size = workspace.dimensions()[0];
+  Require(size >= min, "workspace has ", size, " elements, must have at least ", min);
+  return size;
+}
+
 // The error that a handler returns for the result of a backend's function: nullptr, or a message.
 inline ffi::Error ToError(const char* failure) {
   return failure ? ffi::Error::Internal(failure) : ffi::Error::Success();

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "device.h"
+#include "dispatch.h"
 #include "ffi/checks.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
@@ -88,7 +89,7 @@ ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer ro
                     ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   const PoolOperands operands =
       DecodePooling(attributes, pooled->element_type(), x, rois, OptionalOperand("offset", offset));
-  return RunPooling(context, operands, x, *pooled, Pool);
+  return RunPooling(context, operands, x, *pooled, DCN_BEST(Pool));
 }
 
 ffi::Error PoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
@@ -98,8 +99,8 @@ ffi::Error PoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi:
   CheckPooled(operands.sizes, d_pooled);
   CheckType("d_x", *d_x, rois.element_type());
   Device device(context);
-  return ToError(PoolXCotangent(device, operands.dtype, operands.sizes, operands.rois, d_pooled.untyped_data(),
-                                d_x->untyped_data()));
+  return ToError(DCN_BEST(PoolXCotangent)(device, operands.dtype, operands.sizes, operands.rois,
+                                          d_pooled.untyped_data(), d_x->untyped_data()));
 }
 
 ffi::Error PoolOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
@@ -111,8 +112,8 @@ ffi::Error PoolOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ff
   CheckType("d_offset", *d_offset, offset.element_type());
   CheckShape("d_offset", *d_offset, DimensionsOf(offset));
   Device device(context);
-  return ToError(PoolOffsetCotangent(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
-                                     d_pooled.untyped_data(), d_offset->untyped_data()));
+  return ToError(DCN_BEST(PoolOffsetCotangent)(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
+                                               d_pooled.untyped_data(), d_offset->untyped_data()));
 }
 
 // The checks of a max pooling, which has no offset, and reads every channel in each bin.
@@ -131,7 +132,7 @@ void CheckArgmax(const PoolSizes& sizes, ffi::AnyBuffer argmax) {
 ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
                        ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   const PoolOperands operands = DecodeMaxPooling(attributes, pooled->element_type(), x, rois);
-  return RunPooling(context, operands, x, *pooled, MaxPool);
+  return RunPooling(context, operands, x, *pooled, DCN_BEST(MaxPool));
 }
 
 ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
@@ -139,8 +140,8 @@ ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::Any
   const PoolOperands operands = DecodeMaxPooling(attributes, x.element_type(), x, rois);
   CheckArgmax(operands.sizes, *argmax);
   Device device(context);
-  return ToError(MaxPoolArgmax(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
-                               static_cast<int32_t*>(argmax->untyped_data())));
+  return ToError(DCN_BEST(MaxPoolArgmax)(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
+                                         static_cast<int32_t*>(argmax->untyped_data())));
 }
 
 ffi::Error MaxPoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
@@ -150,8 +151,9 @@ ffi::Error MaxPoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, f
   CheckType("d_x", *d_x, rois.element_type());
   CheckArgmax(operands.sizes, argmax);
   Device device(context);
-  return ToError(MaxPoolXCotangent(device, operands.dtype, operands.sizes, operands.rois, d_pooled.untyped_data(),
-                                   static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
+  return ToError(DCN_BEST(MaxPoolXCotangent)(device, operands.dtype, operands.sizes, operands.rois,
+                                             d_pooled.untyped_data(),
+                                             static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device.h"
+#include "dispatch.h"
 #include "ffi/checks.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
@@ -66,7 +67,8 @@ ffi::Error SamplingImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffe
   const SamplingSizes sizes = DecodeSampling(attributes, dtype, x, locations, *out);
   CheckType("x", x, out->element_type());
   Device device(context);
-  return ToError(Sample(device, dtype, sizes, x.untyped_data(), locations.untyped_data(), out->untyped_data()));
+  return ToError(
+      DCN_BEST(Sample)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(), out->untyped_data()));
 }
 
 ffi::Error SamplingXCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
@@ -76,13 +78,13 @@ ffi::Error SamplingXCotangentImpl(Device::Context context, ffi::AnyBuffer locati
   const SamplingSizes sizes = DecodeSampling(attributes, dtype, *d_x, locations, d_out);
   const bool is_wide = d_x->element_type() != d_out.element_type();
   if (is_wide) CheckType("d_x", *d_x, locations.element_type());
-  CheckType("workspace", *workspace, ffi::S32);
-  CheckRank("workspace", *workspace, 1);
-  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(dtype, sizes);
-  Require(workspace_size >= min_size, "workspace has ", workspace_size, " elements, must have at least ", min_size);
+  int64_t min_workspace_size = 0;
+  if constexpr (Device::kNeedsWorkspace) min_workspace_size = MinWorkspaceSize(dtype, sizes);
+  const int64_t workspace_size = DecodeWorkspaceSize(*workspace, min_workspace_size);
   Device device(context);
-  return ToError(SamplingXCotangent(device, dtype, sizes, locations.untyped_data(), d_out.untyped_data(), is_wide,
-                                    d_x->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
+  return ToError(DCN_BEST(SamplingXCotangent)(device, dtype, sizes, locations.untyped_data(), d_out.untyped_data(),
+                                              is_wide, d_x->untyped_data(), workspace->typed_data<int32_t>(),
+                                              workspace_size));
 }
 
 ffi::Error LocationsCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer locations,
@@ -94,8 +96,8 @@ ffi::Error LocationsCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi
   CheckType("d_locations", *d_locations, locations.element_type());
   CheckShape("d_locations", *d_locations, DimensionsOf(locations));
   Device device(context);
-  return ToError(SamplingLocationsCotangent(device, dtype, sizes, x.untyped_data(), locations.untyped_data(),
-                                            d_out.untyped_data(), d_locations->untyped_data()));
+  return ToError(DCN_BEST(SamplingLocationsCotangent)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(),
+                                                      d_out.untyped_data(), d_locations->untyped_data()));
 }
 
 }  // namespace

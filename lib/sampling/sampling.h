@@ -45,7 +45,7 @@ struct SamplingSizes {
 const char* Sample(Device&, DType, const SamplingSizes&, const void* x, const void* locations, void* out);
 
 // d_x: the cotangent of x, of type A if it is wide, else T. The workspace has `workspace_size` elements: at least
-// MinWorkspaceSize.
+// MinWorkspaceSize, if the Device needs a workspace (kNeedsWorkspace); otherwise it may have none.
 int64_t MinWorkspaceSize(DType, const SamplingSizes&);
 const char* SamplingXCotangent(Device&, DType, const SamplingSizes&, const void* locations, const void* d_out,
                                bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size);
