@@ -62,12 +62,13 @@ struct Lanes {
 // pixels of the same head, which the L1 cache then has. All lanes of a warp exchange what they have located, so those
 // past the end repeat the last item.
 template <typename T, typename F>
-__device__ void ForEachQueryHead(const Aggregation& call, const Lanes& lanes, const F& f) {
-  const AggregationSizes& sizes = call.sizes;
+__device__ void ForEachQueryHead(const Aggregation& aggregation, const Lanes& lanes, const F& f) {
+  const AggregationSizes& sizes = aggregation.sizes;
   const int64_t n = NumQueryHeads(sizes);
   for (int64_t first = global_thread() / kWarp * kWarp; first < n << lanes.log2_lanes; first += grid_stride()) {
     const int64_t work_item = (first + threadIdx.x % kWarp) >> lanes.log2_lanes, existing = min(work_item, n - 1);
-    const int64_t head_of_all = call.by_queries.Quotient(existing), batch = call.by_heads.Quotient(head_of_all);
+    const int64_t head_of_all = aggregation.by_queries.Quotient(existing),
+                  batch = aggregation.by_heads.Quotient(head_of_all);
     const int64_t query = existing - head_of_all * sizes.queries(), head = head_of_all - batch * sizes.heads;
     const QueryHead query_head = {batch, query, head};
     f(query, query_head.index(sizes), FirstChannel(sizes, query_head) * sizeof(T), work_item < n);
@@ -88,9 +89,10 @@ struct LocatedTap {
 // level has no taps, and its lanes repeat the last. With turns, the quads of a warp have different numbers of taps, and
 // only whole quads take part in shuffles with all lanes. `row` is the row of `weights`.
 template <bool kTakesTurns, typename A, typename F>
-__device__ void ForEachQuad(const Aggregation& call, const Lanes& lanes, int64_t query, int64_t row, const F& f) {
-  const TapLocator<A> locate(call, query);
-  const AggregationSizes& sizes = call.sizes;
+__device__ void ForEachQuad(const Aggregation& aggregation, const Lanes& lanes, int64_t query, int64_t row,
+                            const F& f) {
+  const TapLocator<A> locate(aggregation, query);
+  const AggregationSizes& sizes = aggregation.sizes;
   const int turns = kTakesTurns ? lanes.turns() : 1;
   int32_t i = 0, first = 0;
   const auto advance = [&](int quads) {
@@ -108,7 +110,8 @@ __device__ void ForEachQuad(const Aggregation& call, const Lanes& lanes, int64_t
     const int32_t count = is_past ? 0 : min(level.taps - first, kQuad);
     const int32_t tap = level.first_tap + min(first + int32_t(threadIdx.x % kQuad), level.taps - 1);
     const int64_t index = row * sizes.taps + tap;
-    f(level, LocatedTap<A>{count, index, static_cast<const A*>(call.taps.weights)[index], locate(level, tap, index)});
+    f(level,
+      LocatedTap<A>{count, index, static_cast<const A*>(aggregation.taps.weights)[index], locate(level, tap, index)});
   }
 }
 
@@ -164,16 +167,16 @@ class PackedCorners {
 };
 
 template <typename T, int N, bool kTakesTurns>
-__global__ void AggregateKernel(Aggregation call, Lanes lanes, const T* value, T* out) {
+__global__ void AggregateKernel(Aggregation aggregation, Lanes lanes, const T* value, T* out) {
   using A = Accumulator<T>;
-  const AggregationSizes& sizes = call.sizes;
+  const AggregationSizes& sizes = aggregation.sizes;
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead<T>(call, lanes, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
+  ForEachQueryHead<T>(aggregation, lanes, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
     for (int64_t first = 0; first < sizes.channels; first += lanes.subwarp() * N) {
       const int64_t channel = first + lanes.lane() * N;
       const bool has_channel = channel < sizes.channels;
       A sum[N] = {}, unread = 0;
-      ForEachQuad<kTakesTurns, A>(call, lanes, query, row, [&](const Level& level, const LocatedTap<A>& tap) {
+      ForEachQuad<kTakesTurns, A>(aggregation, lanes, query, row, [&](const Level& level, const LocatedTap<A>& tap) {
         const PixelDistances distances(pixel_bytes, level);
         const PixelPair y(tap.corners.y), x(tap.corners.x);
         const PackedCorners of_lane(first_byte, distances, level, y, x);
@@ -234,14 +237,14 @@ __device__ Vector<A, 2> PixelsPerUnit(const AggregationSizes& sizes, const Level
 }
 
 template <typename T, int N, bool kTakesTurns>
-__global__ void TapCotangentsKernel(Aggregation call, Lanes lanes, const T* value, const T* d_out,
+__global__ void TapCotangentsKernel(Aggregation aggregation, Lanes lanes, const T* value, const T* d_out,
                                     Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
   using A = Accumulator<T>;
-  const AggregationSizes& sizes = call.sizes;
+  const AggregationSizes& sizes = aggregation.sizes;
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead<T>(call, lanes, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
+  ForEachQueryHead<T>(aggregation, lanes, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
     const T* const cotangent = d_out + row * sizes.channels;
-    ForEachQuad<kTakesTurns, A>(call, lanes, query, row, [&](const Level& level, const LocatedTap<A>& tap) {
+    ForEachQuad<kTakesTurns, A>(aggregation, lanes, query, row, [&](const Level& level, const LocatedTap<A>& tap) {
       const PixelDistances distances(pixel_bytes, level);
       const PackedCorners of_lane(first_byte, distances, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};

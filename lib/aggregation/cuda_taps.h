@@ -9,7 +9,7 @@
 
 namespace dcn {
 
-// What the kernels know of a call.
+// What the kernels know of a aggregation.
 struct Aggregation {
   AggregationSizes sizes;
   Taps taps;
@@ -45,27 +45,27 @@ __device__ inline int64_t FirstChannel(const AggregationSizes& sizes, const Quer
 template <typename A>
 class TapLocator {
  public:
-  __device__ TapLocator(const Aggregation& call, int64_t query) : call_(call) {
-    if (call.sizes.sampling != SamplingMethod::kWindow) return;
-    const int64_t row = call.by_columns.Quotient(query), column = query - row * call.sizes.columns;
-    center_[0] = WindowCenter(call.sizes.window, 0, call.taps.origin[0] + row);
-    center_[1] = WindowCenter(call.sizes.window, 1, call.taps.origin[1] + column);
-    scale_ = A(call.sizes.offset_scale);
+  __device__ TapLocator(const Aggregation& aggregation, int64_t query) : aggregation_(aggregation) {
+    if (aggregation.sizes.sampling != SamplingMethod::kWindow) return;
+    const int64_t row = aggregation.by_columns.Quotient(query), column = query - row * aggregation.sizes.columns;
+    center_[0] = WindowCenter(aggregation.sizes.window, 0, aggregation.taps.origin[0] + row);
+    center_[1] = WindowCenter(aggregation.sizes.window, 1, aggregation.taps.origin[1] + column);
+    scale_ = A(aggregation.sizes.offset_scale);
   }
 
   // `tap` counts those of all levels; `index` is that of the tap in `weights`.
   __device__ BilinearCorners<A> operator()(const Level& level, int32_t tap, int64_t index) const {
-    const Vector<A, 2> location = AsVector<2>(static_cast<const A*>(call_.taps.locations) + 2 * index);
+    const Vector<A, 2> location = AsVector<2>(static_cast<const A*>(aggregation_.taps.locations) + 2 * index);
     const A x = location.value[0], y = location.value[1];
-    if (call_.sizes.sampling == SamplingMethod::kDiscrete) {
+    if (aggregation_.sizes.sampling == SamplingMethod::kDiscrete) {
       return {LocateDiscrete(y, level.height), LocateDiscrete(x, level.width)};
     }
-    if (call_.sizes.sampling == SamplingMethod::kBilinear) {
+    if (aggregation_.sizes.sampling == SamplingMethod::kBilinear) {
       return Corners(level, NormalizedPosition(y, level.height), NormalizedPosition(x, level.width));
     }
-    const Window& window = call_.sizes.window;
-    const int32_t cell = CellOfTap(window, call_.sizes.remove_center, tap),
-                  column = int32_t(call_.by_kernel_rows.Quotient(uint32_t(cell)));
+    const Window& window = aggregation_.sizes.window;
+    const int32_t cell = CellOfTap(window, aggregation_.sizes.remove_center, tap),
+                  column = int32_t(aggregation_.by_kernel_rows.Quotient(uint32_t(cell)));
     const int32_t row = cell - column * window.kernel[0];
     return Corners(level, WindowPosition(center_[0], CenterDistance(window, 0, row), y, scale_),
                    WindowPosition(center_[1], CenterDistance(window, 1, column), x, scale_));
@@ -76,7 +76,7 @@ class TapLocator {
     return LocateCorners(y, x, level.height, level.width, false);
   }
 
-  const Aggregation& call_;
+  const Aggregation& aggregation_;
   // The center of the query's window, and the scale of its offsets, in SamplingMethod::kWindow.
   int64_t center_[2];
   A scale_;

@@ -69,33 +69,36 @@ class SamplesOfHead {
     A y, x;
   };
 
-  __device__ SamplesOfHead(const Aggregation& call, const TableRows& rows, int64_t table)
-      : call_(call), rows_(rows), batch_(call.by_heads.Quotient(table)), head_(table - batch_ * call.sizes.heads) {}
+  __device__ SamplesOfHead(const Aggregation& aggregation, const TableRows& rows, int64_t table)
+      : aggregation_(aggregation),
+        rows_(rows),
+        batch_(aggregation.by_heads.Quotient(table)),
+        head_(table - batch_ * aggregation.sizes.heads) {}
 
   __device__ Entry operator()(int32_t id) const {
-    const AggregationSizes& sizes = call_.sizes;
-    const int32_t query = int32_t(call_.by_taps.Quotient(uint32_t(id))), tap = id - query * sizes.taps;
+    const AggregationSizes& sizes = aggregation_.sizes;
+    const int32_t query = int32_t(aggregation_.by_taps.Quotient(uint32_t(id))), tap = id - query * sizes.taps;
     int32_t level = 0;
     while (level + 1 < sizes.num_levels && tap >= sizes.levels[level + 1].first_tap) ++level;
     const int64_t index = QueryHead{batch_, query, head_}.index(sizes) * sizes.taps + tap;
-    const BilinearCorners<A> corners = TapLocator<A>(call_, query)(sizes.levels[level], tap, index);
+    const BilinearCorners<A> corners = TapLocator<A>(aggregation_, query)(sizes.levels[level], tap, index);
     return {Row(level, corners, query), query, index, corners.y.fraction, corners.x.fraction};
   }
 
   __device__ void FindRows(int32_t id, int32_t* rows) const { rows[0] = (*this)(id).row; }
   __device__ SortedSample<A> value(const Entry& entry) const {
-    return {entry.query, static_cast<const A*>(call_.taps.weights)[entry.index], entry.y, entry.x};
+    return {entry.query, static_cast<const A*>(aggregation_.taps.weights)[entry.index], entry.y, entry.x};
   }
 
  private:
   __device__ int32_t Row(int32_t level, const BilinearCorners<A>& corners, int32_t query) const {
     if (!corners.is_inside()) return kNoRow;
     const int64_t cell =
-        (corners.y.pixel[0] + 1) * (int64_t{call_.sizes.levels[level].width} + 1) + corners.x.pixel[0] + 1;
+        (corners.y.pixel[0] + 1) * (int64_t{aggregation_.sizes.levels[level].width} + 1) + corners.x.pixel[0] + 1;
     return rows_.FirstRow(level, cell) + (query & ((1 << rows_.log2_split[level]) - 1));
   }
 
-  const Aggregation& call_;
+  const Aggregation& aggregation_;
   const TableRows& rows_;
   int64_t batch_, head_;
 };
@@ -105,11 +108,11 @@ template <typename A>
 struct HeadTables {
   using Table = SamplesOfHead<A>;
 
-  Aggregation call;
+  Aggregation aggregation;
   TableRows rows;
   int64_t first;
 
-  __device__ Table operator[](int64_t table) const { return {call, rows, first + table}; }
+  __device__ Table operator[](int64_t table) const { return {aggregation, rows, first + table}; }
 };
 
 // The samples around a pixel: those of the cells above it and below it.
@@ -167,7 +170,7 @@ __global__ void GatherKernel(HeadTables<Accumulator<T>> tables, int64_t num_tabl
                              const int32_t* row_start, const SortedSample<Accumulator<T>>* samples_by_cell,
                              const T* d_out, bool is_wide, void* d_value) {
   using A = Accumulator<T>;
-  const AggregationSizes& sizes = tables.call.sizes;
+  const AggregationSizes& sizes = tables.aggregation.sizes;
   const int subwarp = 1 << shape.log2_subwarp, lane = int(threadIdx.x % kWarp);
   const int64_t samples = sizes.queries() * sizes.taps, query_elements = sizes.heads * sizes.channels;
   for (int64_t warp = global_thread() / kWarp; warp < num_tables * shape.warps; warp += grid_stride() / kWarp) {
@@ -181,7 +184,7 @@ __global__ void GatherKernel(HeadTables<Accumulator<T>> tables, int64_t num_tabl
     const int64_t first_step = (warp_of_table - shape.first_warp[i]) * shape.pixels_of_subwarp[i];
     const int32_t* const starts = row_start + table * (int64_t{tables.rows.count} + 1);
     const SortedSample<A>* const sorted = samples_by_cell + table * samples;
-    const int64_t batch = tables.call.by_heads.Quotient(head_of_all);
+    const int64_t batch = tables.aggregation.by_heads.Quotient(head_of_all);
     const QueryHead first_query = {batch, 0, head_of_all - batch * sizes.heads};
     for (int32_t step = 0; step < shape.pixels_of_subwarp[i]; ++step) {  // a pixel of each subwarp at a time
       const int64_t pixel = ((first_step + step) * kWarp + lane) >> log2_lanes;

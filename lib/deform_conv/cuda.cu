@@ -1,11 +1,11 @@
 // The CUDA kernels of a deformable convolution that leave the matrix products to XLA, and that sample x: the columns,
-// their tangents, and the cotangents of offset and mask. cuda_x.cu has the cotangent of x.
+// their tangents, and the cotangents of offset and mask. cuda_x_cotangent.cu has the cotangent of x.
 #include "deform_conv/deform_conv.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "deform_conv/cuda_sample_rounds.h"
+#include "deform_conv/cuda_sample_tiles.h"
 #include "device.h"
 #include "lane_sums.h"
 #include "launch.h"
@@ -14,12 +14,12 @@
 namespace dcn {
 namespace {
 
-// Calls f(record, number of the sample in the round, whether there is one) for the samples of the calling thread's
+// Calls f(record, number of the sample in the tile, whether there is one) for the samples of the calling thread's
 // subwarp. All lanes of a warp make the same calls: the last may be past the end, with the record of the last sample.
 template <typename A, typename F>
-__device__ void ForEachSample(const SampleRounds& call, int samples, const SampleRecord<A>* records, const F& f) {
-  const int warp_samples = kWarp >> call.log2_subwarp, lane_sample = int(threadIdx.x % kWarp) >> call.log2_subwarp;
-  for (int first = int(threadIdx.x / kWarp) * warp_samples; first < samples; first += kThreads >> call.log2_subwarp) {
+__device__ void ForEachSample(const SampleTiles& tiles, int samples, const SampleRecord<A>* records, const F& f) {
+  const int warp_samples = kWarp >> tiles.log2_subwarp, lane_sample = int(threadIdx.x % kWarp) >> tiles.log2_subwarp;
+  for (int first = int(threadIdx.x / kWarp) * warp_samples; first < samples; first += kThreads >> tiles.log2_subwarp) {
     const int i = first + lane_sample;
     f(records[i < samples ? i : samples - 1], i, i < samples);
   }
@@ -27,10 +27,10 @@ __device__ void ForEachSample(const SampleRounds& call, int samples, const Sampl
 
 // Calls f(offset in bytes) for the channels of the calling thread, N elements of T at a time.
 template <typename T, int N, typename F>
-__device__ void ForEachVector(const SampleRounds& call, const F& f) {
+__device__ void ForEachVector(const SampleTiles& tiles, const F& f) {
   constexpr int kBytes = N * sizeof(T);
-  const int subwarp = 1 << call.log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
-  for (int64_t c = lane * kBytes; c < call.group_bytes; c += subwarp * kBytes) f(c);
+  const int subwarp = 1 << tiles.log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
+  for (int64_t c = lane * kBytes; c < tiles.group_bytes; c += subwarp * kBytes) f(c);
 }
 
 template <typename T, typename A, int N>
@@ -47,35 +47,35 @@ constexpr int kHasFewSums = N == 1 && sizeof(A) == 4;
 
 // Stores the value of a sample that reads no corner.
 template <typename T, int N, typename A>
-__device__ void StoreUnread(const SampleRounds& call, const SampleRecord<A>& record, char* columns) {
+__device__ void StoreUnread(const SampleTiles& tiles, const SampleRecord<A>& record, char* columns) {
   A value[N];
   for (A& of_channel : value) of_channel = record.weights[0];
-  ForEachVector<T, N>(call, [&](int64_t c) { StoreRounded<T>(columns + c, value); });
+  ForEachVector<T, N>(tiles, [&](int64_t c) { StoreRounded<T>(columns + c, value); });
 }
 
 // A subwarp computes the columns of a sample: the channels of its offset group, N at a time. On an H200, five resident
 // blocks were 5 % faster than four with more registers. With N = 4, sm_120 would spill registers.
 template <typename A, int N>
 __global__ void __launch_bounds__(kThreads, (N == 8 ? 5 : 4) + kHasFewSums<A, N>)
-    SampleColumnsKernel(SampleRounds call, VectorType vector_type, const char* x, char* columns) {
+    SampleColumnsKernel(SampleTiles tiles, VectorType vector_type, const char* x, char* columns) {
   __shared__ SampleRecord<A> records[kThreads];
-  for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {
-    const int64_t image = call.Image(round);
-    const RoundSample own = call.Sample(round, image);
-    if (own.index >= 0) records[threadIdx.x] = call.Record(own, call.Locate<A>(own));
+  for (int64_t tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+    const int64_t image = tiles.Image(tile);
+    const TileSample own = tiles.Sample(tile, image);
+    if (own.index >= 0) records[threadIdx.x] = tiles.Record(own, tiles.Locate<A>(own));
     __syncthreads();
-    const char* const pixels = x + call.ImageStart(image);
-    ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int, bool is_valid) {
+    const char* const pixels = x + tiles.ImageStart(image);
+    ForEachSample(tiles, tiles.Samples(tile, image), records, [&](const SampleRecord<A>& record, int, bool is_valid) {
       if (!is_valid) return;
       vector_type.Dispatch<A, N>([&](auto tag, auto) {
         using T = decltype(tag);
         char* const out = columns + record.column;
         if (record.pixel == kUnread) {
-          StoreUnread<T, N>(call, record, out);
+          StoreUnread<T, N>(tiles, record, out);
           return;
         }
-        const CornerChannels corners(call, pixels, record);
-        ForEachVector<T, N>(call, [&](int64_t c) {
+        const CornerChannels corners(tiles, pixels, record);
+        ForEachVector<T, N>(tiles, [&](int64_t c) {
           A sum[N] = {};
           for (int corner = 0; corner < 4; ++corner) {
             const Vector<A, N> pixel = corners.Load<T, N>(corner, c);
@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(kThreads, (N == 8 ? 5 : 4) + kHasFewSums<A, N>
 
 // The corner whose pixel is read for a corner, and the factor of its weight.
 template <typename A>
-struct CornerShare {
+struct ReadCorner {
   int corner;
   A factor;
 
-  __device__ CornerShare(const BilinearCorners<A>& corners, int number) : factor(1) {
+  __device__ ReadCorner(const BilinearCorners<A>& corners, int number) : factor(1) {
     const bool misses_row = (corners.y.pixel[0] | corners.y.pixel[1]) < 0;
     const bool misses_column = (corners.x.pixel[0] | corners.x.pixel[1]) < 0;
     const int row = misses_row ? corners.y.pixel[0] < 0 : number / 2;
@@ -112,16 +112,16 @@ __device__ Vector<A, 4> WeightTangents(const Positions& positions, int64_t sampl
                                        const BilinearCorners<A>& corners, const A* d_offset, const A* d_mask) {
   Vector<A, 4> tangents = {};
   for (int corner = 0; corner < 4; ++corner) {
-    const CornerShare<A> share(corners, corner);
+    const ReadCorner<A> read(corners, corner);
     A& tangent = tangents.value[corner];
     if (d_offset) {
       const Vector<A, 2> d_position = AsVector<2>(d_offset + 2 * sample_index);
       tangent = Mask<A>(positions, sample_index) *
-                corners.weight_tangent(share.corner, d_position.value[0], d_position.value[1]);
+                corners.weight_tangent(read.corner, d_position.value[0], d_position.value[1]);
     }
     if (d_mask)
-      tangent += d_mask[sample_index] * (corners.is_inside() ? corners.weight(share.corner) : corners.unread_value());
-    tangent *= share.factor;
+      tangent += d_mask[sample_index] * (corners.is_inside() ? corners.weight(read.corner) : corners.unread_value());
+    tangent *= read.factor;
   }
   return tangents;
 }
@@ -129,38 +129,38 @@ __device__ Vector<A, 4> WeightTangents(const Positions& positions, int64_t sampl
 // A subwarp computes the tangents of the columns of a sample, and its columns if requested.
 template <typename A, int N>
 __global__ void __launch_bounds__(kThreads, (N == 1 ? 4 : 3) + kHasFewSums<A, N>)
-    SampleTangentsKernel(SampleRounds call, VectorType vector_type, Tangents tangents, const char* x,
+    SampleTangentsKernel(SampleTiles tiles, VectorType vector_type, Tangents tangents, const char* x,
                          bool columns_requested, char* columns) {
   const char* const d_x = static_cast<const char*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
   const A* const d_mask = static_cast<const A*>(tangents.mask);
   __shared__ SampleRecord<A> records[kThreads];
   __shared__ Vector<A, 4> weight_tangents[kThreads];
-  for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {
-    const int64_t image = call.Image(round);
-    const RoundSample own = call.Sample(round, image);
+  for (int64_t tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+    const int64_t image = tiles.Image(tile);
+    const TileSample own = tiles.Sample(tile, image);
     if (own.index >= 0) {
-      const BilinearCorners<A> corners = call.Locate<A>(own);
-      records[threadIdx.x] = call.Record(own, corners);
-      weight_tangents[threadIdx.x] = WeightTangents(call.positions, own.index, corners, d_offset, d_mask);
+      const BilinearCorners<A> corners = tiles.Locate<A>(own);
+      records[threadIdx.x] = tiles.Record(own, corners);
+      weight_tangents[threadIdx.x] = WeightTangents(tiles.positions, own.index, corners, d_offset, d_mask);
     }
     __syncthreads();
-    const int64_t image_start = call.ImageStart(image);
-    ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
+    const int64_t image_start = tiles.ImageStart(image);
+    ForEachSample(tiles, tiles.Samples(tile, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
       if (!is_valid) return;
       vector_type.Dispatch<A, N>([&](auto tag, auto) {
         using T = decltype(tag);
         // The columns follow the tangents of the same tap.
         char* const out = columns + record.column;
-        char* const value_out = out + call.pixel_bytes;
+        char* const value_out = out + tiles.pixel_bytes;
         if (record.pixel == kUnread) {
-          StoreUnread<T, N>(call, record, out);
-          if (columns_requested) StoreUnread<T, N>(call, record, value_out);
+          StoreUnread<T, N>(tiles, record, out);
+          if (columns_requested) StoreUnread<T, N>(tiles, record, value_out);
           return;
         }
-        const CornerChannels corners(call, x + image_start, record), d_corners(call, d_x + image_start, record);
+        const CornerChannels corners(tiles, x + image_start, record), d_corners(tiles, d_x + image_start, record);
         const Vector<A, 4> weight_tangent = weight_tangents[i];
-        ForEachVector<T, N>(call, [&](int64_t c) {
+        ForEachVector<T, N>(tiles, [&](int64_t c) {
           A value[N] = {}, tangent[N] = {};
           for (int corner = 0; corner < 4; ++corner) {
             const Vector<A, N> pixel = corners.Load<T, N>(corner, c);
@@ -187,32 +187,32 @@ __global__ void __launch_bounds__(kThreads, (N == 1 ? 4 : 3) + kHasFewSums<A, N>
 // then each thread computes the cotangents of the offset and mask of the sample that it has located.
 template <typename A, int N>
 __global__ void __launch_bounds__(kThreads, (sizeof(A) == 8 ? 2 : 3) + kHasFewSums<A, N>)
-    OffsetCotangentKernel(SampleRounds call, VectorType vector_type, const char* x, const char* d_columns, A* d_offset,
+    OffsetCotangentKernel(SampleTiles tiles, VectorType vector_type, const char* x, const char* d_columns, A* d_offset,
                           A* d_mask, char* columns) {
   __shared__ SampleRecord<A> records[kThreads];
   __shared__ Vector<A, 4> dots[kThreads];
-  const int subwarp = 1 << call.log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
-  for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {
-    const int64_t image = call.Image(round);
-    const RoundSample own = call.Sample(round, image);
+  const int subwarp = 1 << tiles.log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
+  for (int64_t tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+    const int64_t image = tiles.Image(tile);
+    const TileSample own = tiles.Sample(tile, image);
     BilinearCorners<A> own_corners;
     if (own.index >= 0) {
-      own_corners = call.Locate<A>(own);
-      records[threadIdx.x] = call.Record(own, own_corners);
+      own_corners = tiles.Locate<A>(own);
+      records[threadIdx.x] = tiles.Record(own, own_corners);
     }
     __syncthreads();
-    const char* const pixels = x + call.ImageStart(image);
-    ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
+    const char* const pixels = x + tiles.ImageStart(image);
+    ForEachSample(tiles, tiles.Samples(tile, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
       A dot[4] = {};
       vector_type.Dispatch<A, N>([&](auto tag, auto) {
         using T = decltype(tag);
         char* const out = columns + record.column;
         if (record.pixel == kUnread) {
-          if (columns && is_valid) StoreUnread<T, N>(call, record, out);
+          if (columns && is_valid) StoreUnread<T, N>(tiles, record, out);
           return;
         }
-        const CornerChannels corners(call, pixels, record);
-        ForEachVector<T, N>(call, [&](int64_t c) {
+        const CornerChannels corners(tiles, pixels, record);
+        ForEachVector<T, N>(tiles, [&](int64_t c) {
           const Vector<A, N> d_column = Load<T, N>(d_columns + record.column + c);
           A sum[N] = {};
           for (int corner = 0; corner < 4; ++corner) {
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, (sizeof(A) == 8 ? 2 : 3) + kHasFewSu
           if (columns && is_valid) StoreRounded<T>(out + c, sum);
         });
       });
-      if (call.log2_subwarp == kMaxLog2Subwarp) {
+      if (tiles.log2_subwarp == kMaxLog2Subwarp) {
         A sum = SumOverLanes(dot);
         sum += __shfl_xor_sync(kWholeWarp, sum, 4);
         if (lane < 4 && is_valid) dots[i].value[lane] = sum;
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, (sizeof(A) == 8 ? 2 : 3) + kHasFewSu
       for (int corner = 0; corner < 4; ++corner) {
         dot[corner] = own_corners.is_read(corner) ? dots[threadIdx.x].value[corner] : A(0);
       }
-      StorePositionCotangents(call.positions, own.index, own_corners, dot, d_offset, d_mask);
+      StorePositionCotangents(tiles.positions, own.index, own_corners, dot, d_offset, d_mask);
     }
   }
 }
@@ -255,9 +255,9 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
                           void* columns) {
   const VectorType vector_type(dtype, sizes.group_channels());
   return DispatchSums(vector_type, [&](auto tag, auto width) {
-    const SampleRounds call(sizes, positions, vector_type);
+    const SampleTiles tiles(sizes, positions, vector_type);
     return Launch<SampleColumnsKernel<decltype(tag), decltype(width)::value>>(
-        device, call.rounds(), call, vector_type, static_cast<const char*>(x), static_cast<char*>(columns));
+        device, tiles.count(), tiles, vector_type, static_cast<const char*>(x), static_cast<char*>(columns));
   });
 }
 
@@ -265,9 +265,9 @@ const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, cons
                            const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
   const VectorType vector_type(dtype, sizes.group_channels());
   return DispatchSums(vector_type, [&](auto tag, auto width) {
-    const SampleRounds call(sizes, positions, vector_type, columns_requested ? 2 : 1);
+    const SampleTiles tiles(sizes, positions, vector_type, columns_requested ? 2 : 1);
     return Launch<SampleTangentsKernel<decltype(tag), decltype(width)::value>>(
-        device, call.rounds(), call, vector_type, tangents, static_cast<const char*>(x), columns_requested,
+        device, tiles.count(), tiles, vector_type, tangents, static_cast<const char*>(x), columns_requested,
         static_cast<char*>(columns));
   });
 }
@@ -277,9 +277,9 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
   const VectorType vector_type(dtype, sizes.group_channels());
   return DispatchSums(vector_type, [&](auto tag, auto width) {
     using A = decltype(tag);
-    const SampleRounds call(sizes, positions, vector_type);
+    const SampleTiles tiles(sizes, positions, vector_type);
     return Launch<OffsetCotangentKernel<A, decltype(width)::value>>(
-        device, call.rounds(), call, vector_type, static_cast<const char*>(x), static_cast<const char*>(d_columns),
+        device, tiles.count(), tiles, vector_type, static_cast<const char*>(x), static_cast<const char*>(d_columns),
         static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<char*>(columns));
   });
 }

@@ -19,7 +19,7 @@
 namespace dcn {
 namespace {
 
-// What the kernels know of a call. A table has the samples of an image and offset group, of which an id is
+// The operands of a sort, with divisors for its indices. A table has the samples of an image and offset group, of which an id is
 // output pixel · taps + tap.
 struct Tables {
   Sizes sizes;
@@ -46,39 +46,39 @@ class SamplesOfGroup {
     A y, x;
   };
 
-  __device__ SamplesOfGroup(const Tables& call, int64_t table) : call_(call) {
-    const Sizes& sizes = call.sizes;
-    const int64_t image = call.by_offset_groups.Quotient(table), group = table - image * sizes.offset_groups;
+  __device__ SamplesOfGroup(const Tables& tables, int64_t table) : tables_(tables) {
+    const Sizes& sizes = tables.sizes;
+    const int64_t image = tables.by_offset_groups.Quotient(table), group = table - image * sizes.offset_groups;
     first_ =
-        sizes.first_sample(call.positions.origin) + SampleIndex(sizes, image * sizes.rows * sizes.columns, group, 0);
+        sizes.first_sample(tables.positions.origin) + SampleIndex(sizes, image * sizes.rows * sizes.columns, group, 0);
   }
 
   __device__ Entry operator()(int32_t id) const {
-    const Sizes& sizes = call_.sizes;
-    const int32_t pixel = int32_t(call_.by_taps.Quotient(uint32_t(id))), tap = id - pixel * sizes.taps();
-    const int32_t row = int32_t(call_.by_columns.Quotient(uint32_t(pixel)));
-    const int32_t kernel_row = int32_t(call_.by_kernel_columns.Quotient(uint32_t(tap)));
+    const Sizes& sizes = tables_.sizes;
+    const int32_t pixel = int32_t(tables_.by_taps.Quotient(uint32_t(id))), tap = id - pixel * sizes.taps();
+    const int32_t row = int32_t(tables_.by_columns.Quotient(uint32_t(pixel)));
+    const int32_t kernel_row = int32_t(tables_.by_kernel_columns.Quotient(uint32_t(tap)));
     const Vector<int64_t, 2> distance = {
         {int64_t{kernel_row} * sizes.window.dilation[0],
          (tap - int64_t{kernel_row} * sizes.window.kernel[1]) * sizes.window.dilation[1]}};
-    const FirstTap first_tap(sizes, call_.positions, row, pixel - row * sizes.columns);
+    const FirstTap first_tap(sizes, tables_.positions, row, pixel - row * sizes.columns);
     const int64_t index = first_ + SampleIndex(sizes, pixel, 0, tap);
-    const BilinearCorners<A> corners = LocateSample<A>(sizes, call_.positions, first_tap, index, distance);
+    const BilinearCorners<A> corners = LocateSample<A>(sizes, tables_.positions, first_tap, index, distance);
     return {CellOf(corners), id, index, corners.y.fraction, corners.x.fraction};
   }
 
   __device__ void FindRows(int32_t id, int32_t* rows) const { rows[0] = (*this)(id).row; }
   __device__ SortedSample<A> value(const Entry& entry) const {
-    return {entry.id, Mask<A>(call_.positions, entry.index), entry.y, entry.x};
+    return {entry.id, Mask<A>(tables_.positions, entry.index), entry.y, entry.x};
   }
 
  private:
   __device__ int32_t CellOf(const BilinearCorners<A>& corners) const {
     if (!corners.is_inside()) return kNoRow;
-    return (corners.y.pixel[0] + 1) * int32_t(call_.sizes.width + 1) + corners.x.pixel[0] + 1;
+    return (corners.y.pixel[0] + 1) * int32_t(tables_.sizes.width + 1) + corners.x.pixel[0] + 1;
   }
 
-  const Tables& call_;
+  const Tables& tables_;
   int64_t first_;  // sample of the table, in `mask`
 };
 
@@ -144,12 +144,12 @@ struct CellsOfPixel {
 // replaces d_x of type T.
 template <typename T, int N, typename Out>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
-    XCotangentKernel(Gather call, const int32_t* cell_start, const SortedSample<Accumulator<T>>* samples_by_cell,
+    XCotangentKernel(Gather gather, const int32_t* cell_start, const SortedSample<Accumulator<T>>* samples_by_cell,
                      const int32_t* start, const T* d_columns, Out* d_x) {
   using A = Accumulator<T>;
-  const GatherSizes& sizes = call.sizes;
-  const int subwarp = 1 << call.log2_subwarp, lanes = 1 << call.log2_lanes, lane = int(threadIdx.x) & (lanes - 1);
-  const int32_t turn = lane >> call.log2_subwarp, turns = lanes >> call.log2_subwarp;
+  const GatherSizes& sizes = gather.sizes;
+  const int subwarp = 1 << gather.log2_subwarp, lanes = 1 << gather.log2_lanes, lane = int(threadIdx.x) & (lanes - 1);
+  const int32_t turn = lane >> gather.log2_subwarp, turns = lanes >> gather.log2_subwarp;
   const int64_t first_pixel = Clamped(start[0], sizes.images_of_x - sizes.images) * sizes.pixels();
   const int64_t first_table = Clamped(start[1], sizes.images_of_samples - sizes.images) * sizes.offset_groups;
   // A part that does not replace d_x may be some rows of an image, beside which samples of other rows are sorted.
@@ -157,22 +157,22 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
   const SampleRange range = {uint32_t(Clamped(start[2], sizes.sorted_samples - sizes.samples)),
                              uint32_t(sizes.samples)};
   // All lanes of a warp exchange sums, also those past the end, which have no samples.
-  for (int64_t first = global_thread() / kWarp * kWarp; first < call.pixels << call.log2_lanes;
+  for (int64_t first = global_thread() / kWarp * kWarp; first < gather.pixels << gather.log2_lanes;
        first += grid_stride()) {
-    const int64_t number = (first + threadIdx.x % kWarp) >> call.log2_lanes;
-    const bool is_valid = number < call.pixels;
-    const int64_t table = is_valid ? call.by_image_pixels.Quotient(number) : 0;
-    const int64_t image = call.by_offset_groups.Quotient(table), group = table - image * sizes.offset_groups;
+    const int64_t number = (first + threadIdx.x % kWarp) >> gather.log2_lanes;
+    const bool is_valid = number < gather.pixels;
+    const int64_t table = is_valid ? gather.by_image_pixels.Quotient(number) : 0;
+    const int64_t image = gather.by_offset_groups.Quotient(table), group = table - image * sizes.offset_groups;
     int64_t y, x;
-    call.strips.Locate(is_valid ? number - table * sizes.pixels() : 0, &y, &x);
+    gather.strips.Locate(is_valid ? number - table * sizes.pixels() : 0, &y, &x);
     const CellsOfPixel cells(sizes, y, x);
     const int32_t* const starts = cell_start + (first_table + table) * (sizes.cells() + 1);
     const SortedSample<A>* const sorted = samples_by_cell + (first_table + table) * sizes.sorted_samples;
-    for (int64_t c = (lane & (subwarp - 1)) * N; c - (lane & (subwarp - 1)) * N < call.group_channels;
+    for (int64_t c = (lane & (subwarp - 1)) * N; c - (lane & (subwarp - 1)) * N < gather.group_channels;
          c += subwarp * N) {
-      const int64_t channel = group * call.group_channels + c;
+      const int64_t channel = group * gather.group_channels + c;
       const CotangentRows<T> cotangents(d_columns + image * sizes.samples * sizes.channels + channel, sizes.channels);
-      const bool has_channel = is_valid && c < call.group_channels;
+      const bool has_channel = is_valid && c < gather.group_channels;
       A sum[N] = {};
       for (int side = 0; has_channel && side < cells.sides(); ++side) {
         AddSamples<kHasOtherSamples>(sorted, cells.Above(side, starts), true, turn, turns, range, cotangents, sum);
@@ -218,10 +218,10 @@ const char* GatherSamples(Device& device, DType dtype, const GatherSizes& sizes,
     using T = decltype(tag);
     using A = Accumulator<T>;
     constexpr int N = decltype(width)::value;
-    const Gather call(sizes, N);
+    const Gather gather(sizes, N);
     const auto launch = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      return Launch<XCotangentKernel<T, N, Out>>(device, BlocksFor(call.pixels << call.log2_lanes), call,
+      return Launch<XCotangentKernel<T, N, Out>>(device, BlocksFor(gather.pixels << gather.log2_lanes), gather,
                                                  sorted.cell_start, static_cast<const SortedSample<A>*>(sorted.samples),
                                                  start, static_cast<const T*>(d_columns), out);
     };

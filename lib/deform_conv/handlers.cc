@@ -25,23 +25,23 @@ std::vector<int64_t> PositionShape(const Sizes& sizes, int64_t numbers) {
 Convolution DecodeSamplingOfX(ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                               ffi::AnyBuffer origin, ffi::AnyBuffer columns, ffi::RemainingArgs rest,
                               size_t mask_index = 0) {
-  Convolution call = DecodeSampling(attributes, offset, origin, rest, mask_index);
-  DecodePart("columns", columns, call.sizes);
-  call.dtype = DecodeDType(x.element_type());
-  DecodeImage("x", x, call.sizes);
+  Convolution convolution = DecodeSampling(attributes, offset, origin, rest, mask_index);
+  DecodePart("columns", columns, convolution.sizes);
+  convolution.dtype = DecodeDType(x.element_type());
+  DecodeImage("x", x, convolution.sizes);
   CheckType("offset", offset, AccumulatorType(x.element_type()));
-  return call;
+  return convolution;
 }
 
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
-  const Convolution call = DecodeSamplingOfX(attributes, x, offset, origin, *columns, mask);
-  const Sizes& sizes = call.sizes;
+  const Convolution convolution = DecodeSamplingOfX(attributes, x, offset, origin, *columns, mask);
+  const Sizes& sizes = convolution.sizes;
   CheckType("columns", *columns, x.element_type());
   CheckShape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   Device device(context);
-  return ToError(
-      DCN_BEST(SampleColumns)(device, call.dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
+  return ToError(DCN_BEST(SampleColumns)(device, convolution.dtype, sizes, convolution.positions, x.untyped_data(),
+                                         columns->untyped_data()));
 }
 
 ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -49,20 +49,20 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
                               ffi::Dictionary attributes) {
   OptionalOperands operands(attributes, rest, "tangent");
   const size_t mask_index = operands.Count({"x", "offset", "mask"});
-  const Convolution call = DecodeSamplingOfX(attributes, x, offset, origin, *columns, rest, mask_index);
-  const Sizes& sizes = call.sizes;
+  const Convolution convolution = DecodeSamplingOfX(attributes, x, offset, origin, *columns, rest, mask_index);
+  const Sizes& sizes = convolution.sizes;
   Tangents tangents = {};
   tangents.x = operands.Next("x", x.element_type(), {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
   tangents.offset = operands.Next("offset", offset.element_type(), PositionShape(sizes, 2));
   tangents.mask = operands.Next("mask", offset.element_type(), PositionShape(sizes, 1));
-  Require(call.positions.mask || !tangents.mask, "has a tangent of mask, but no mask");
+  Require(convolution.positions.mask || !tangents.mask, "has a tangent of mask, but no mask");
   const bool columns_requested = Attribute<bool>(attributes, "columns_requested");
   CheckType("columns", *columns, x.element_type());
   CheckShape("columns", *columns,
              {sizes.images, sizes.rows, sizes.columns, sizes.taps(), columns_requested ? 2 : 1, sizes.channels});
   Device device(context);
-  return ToError(DCN_BEST(SampleTangents)(device, call.dtype, sizes, call.positions, tangents, x.untyped_data(),
-                                          columns_requested, columns->untyped_data()));
+  return ToError(DCN_BEST(SampleTangents)(device, convolution.dtype, sizes, convolution.positions, tangents,
+                                          x.untyped_data(), columns_requested, columns->untyped_data()));
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -70,8 +70,8 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                ffi::Dictionary attributes) {
   OptionalOperands so_far(attributes, rest, "requested");
   const size_t mask_index = so_far.Count({"offset", "mask"});
-  const Convolution call = DecodeSamplingOfX(attributes, x, offset, origin, d_columns, rest, mask_index);
-  const Sizes& sizes = call.sizes;
+  const Convolution convolution = DecodeSamplingOfX(attributes, x, offset, origin, d_columns, rest, mask_index);
+  const Sizes& sizes = convolution.sizes;
   CheckType("d_columns", d_columns, ColumnCotangentType(x.element_type()));
   CheckShape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   RequestedResults requested(attributes, results);
@@ -87,7 +87,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                  {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   requested.CheckEnd();
   Device device(context);
-  return ToError(DCN_BEST(OffsetCotangent)(device, call.dtype, sizes, call.positions, x.untyped_data(),
+  return ToError(DCN_BEST(OffsetCotangent)(device, convolution.dtype, sizes, convolution.positions, x.untyped_data(),
                                            d_columns.untyped_data(), d_offset, d_mask, columns));
 }
 

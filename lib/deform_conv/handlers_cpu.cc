@@ -18,10 +18,10 @@ namespace {
 // Decodes a call of the fused kernels, which covers all images of x. `y` is y or its cotangent.
 Convolution DecodeFusedConv(bool is_forward, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                             ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer weight, ffi::AnyBuffer y) {
-  Convolution call = DecodeSampling(attributes, offset, origin, mask, 0, true);
-  Sizes& sizes = call.sizes;
-  Product& product = call.product;
-  call.dtype = DecodeDType(x.element_type());
+  Convolution convolution = DecodeSampling(attributes, offset, origin, mask, 0, true);
+  Sizes& sizes = convolution.sizes;
+  Product& product = convolution.product;
+  convolution.dtype = DecodeDType(x.element_type());
   DecodeImage("x", x, sizes);
   Require(sizes.images_of_x == sizes.images, "x has ", sizes.images_of_x, " images, must have the ", sizes.images,
           " of offset");
@@ -35,34 +35,34 @@ Convolution DecodeFusedConv(bool is_forward, ffi::Dictionary attributes, ffi::An
           "attribute feature_group_count must divide ", sizes.channels, " channels and ", product.features,
           " features, is ", product.groups);
   const DType y_dtype = DecodeDType(y.element_type());
-  const std::string unsupported = UnsupportedByFused(is_forward, ShapeOf(call, y_dtype));
+  const std::string unsupported = UnsupportedByFused(is_forward, ShapeOf(convolution, y_dtype));
   Require(unsupported.empty(), unsupported);
   CheckType("weight", weight, x.element_type());
-  CheckShape("weight", weight, {sizes.taps(), call.group_channels(), product.features});
-  return call;
+  CheckShape("weight", weight, {sizes.taps(), convolution.group_channels(), product.features});
+  return convolution;
 }
 
 ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                 ffi::AnyBuffer weight, ffi::AnyBuffer bias, ffi::RemainingArgs mask,
                                 ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                                 ffi::Dictionary attributes) {
-  const Convolution call = DecodeFusedConv(true, attributes, x, offset, origin, mask, weight, *y);
+  const Convolution convolution = DecodeFusedConv(true, attributes, x, offset, origin, mask, weight, *y);
   const bool is_y_float = y->element_type() == ffi::F32;
   CheckType("bias", bias, ffi::F32);
-  CheckShape("bias", bias, {call.product.features});
+  CheckShape("bias", bias, {convolution.product.features});
   CheckType("workspace", *workspace, ffi::F32);
-  CheckShape("workspace", *workspace, {FusedForwardWorkspace(call)});
+  CheckShape("workspace", *workspace, {FusedForwardWorkspace(convolution)});
   Device device(context);
   const FusedForwardArrays arrays = {x.untyped_data(), weight.untyped_data(), bias.typed_data<float>(),
                                      is_y_float,       y->untyped_data(),     workspace->typed_data<float>()};
-  return ToError(FusedForward(device, call, arrays));
+  return ToError(FusedForward(device, convolution, arrays));
 }
 
 ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                                    ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                    ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
-  const Convolution call = DecodeFusedConv(false, attributes, x, offset, origin, mask, weight, d_y);
-  const Sizes& sizes = call.sizes;
+  const Convolution convolution = DecodeFusedConv(false, attributes, x, offset, origin, mask, weight, d_y);
+  const Sizes& sizes = convolution.sizes;
   RequestedResults requested(attributes, results);
   FusedCotangentArrays arrays = {};
   arrays.x = x.untyped_data();
@@ -74,25 +74,25 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   arrays.d_x = requested.Next("x", x.element_type(), {sizes.images, sizes.height, sizes.width, sizes.channels});
   arrays.d_offset = next("offset", {sizes.images, sizes.rows, sizes.columns, 2 * sizes.pixel_samples()});
   arrays.d_mask = next("mask", {sizes.images, sizes.rows, sizes.columns, sizes.pixel_samples()});
-  arrays.d_weight = next("weight", {sizes.taps(), call.group_channels(), call.product.features});
+  arrays.d_weight = next("weight", {sizes.taps(), convolution.group_channels(), convolution.product.features});
   const auto is_requested = [&](const char* name) { return Attribute<bool>(attributes, name); };
   const bool offset_or_mask = is_requested("offset_requested") || is_requested("mask_requested");
-  Require(!(offset_or_mask && call.is_on_grid), "positions on the grid have no cotangents");
+  Require(!(offset_or_mask && convolution.is_on_grid), "positions on the grid have no cotangents");
   arrays.requested = {is_requested("x_requested"), offset_or_mask, is_requested("weight_requested")};
   Require(is_requested("workspace_requested"), "needs a workspace");
   const CotangentDivision division = {IntegerAttribute(attributes, "num_splits", 1, kMaxWeightSplits),
                                       IntegerAttribute(attributes, "num_planes", 1, kMaxResidentPlanes)};
-  arrays.workspace = next("workspace", {FusedCotangentsWorkspace(call, arrays.requested, division)});
+  arrays.workspace = next("workspace", {FusedCotangentsWorkspace(convolution, arrays.requested, division)});
   requested.CheckEnd();
   Device device(context);
-  return ToError(FusedCotangents(device, call, division, arrays));
+  return ToError(FusedCotangents(device, convolution, division, arrays));
 }
 
 ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                           ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask,
                           ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
-  Convolution call = DecodeSampling(attributes, offset, origin, mask);
-  Sizes& sizes = call.sizes;
+  Convolution convolution = DecodeSampling(attributes, offset, origin, mask);
+  Sizes& sizes = convolution.sizes;
   DecodePart("d_columns", d_columns, sizes);
   const DType dtype = DecodeDType(d_columns.element_type());
   const ffi::DataType wide = AccumulatorType(d_columns.element_type());
@@ -106,7 +106,7 @@ ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::A
   CheckShape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   Device device(context);
   return ToError(
-      DCN_BEST(XCotangent)(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data()));
+      DCN_BEST(XCotangent)(device, dtype, sizes, convolution.positions, d_columns.untyped_data(), d_x->untyped_data()));
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ ffi::Error SortSamplesImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBu
                            ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> samples,
                            ffi::Result<ffi::AnyBuffer> cell_start, ffi::Result<ffi::AnyBuffer> workspace,
                            ffi::Dictionary attributes) {
-  Convolution call = DecodeSampling(attributes, offset, origin, mask);
-  Sizes& sizes = call.sizes;
+  Convolution convolution = DecodeSampling(attributes, offset, origin, mask);
+  Sizes& sizes = convolution.sizes;
   CheckRank("samples", *samples, 4);
   const auto of_samples = samples->dimensions();
   const int64_t row_samples = SaturatingMultiply(sizes.columns, sizes.taps());
@@ -45,7 +45,7 @@ ffi::Error SortSamplesImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBu
   CheckShape("cell_start", *cell_start, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
   CheckShape("workspace", *workspace, {sizes.images, sizes.offset_groups, sizes.samples()});
   Device device(context);
-  return ToError(SortSamples(device, dtype, sizes, call.positions,
+  return ToError(SortSamples(device, dtype, sizes, convolution.positions,
                              {samples->untyped_data(), cell_start->typed_data<int32_t>()},
                              workspace->typed_data<int32_t>()));
 }

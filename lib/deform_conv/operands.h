@@ -14,8 +14,8 @@ namespace dcn {
 // ordinary convolution: it has no offset groups, so that offset and mask have no elements.
 inline Convolution DecodeSampling(ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                   ffi::RemainingArgs rest, size_t mask_index = 0, bool may_lie_on_grid = false) {
-  Convolution call = {};
-  Sizes& sizes = call.sizes;
+  Convolution convolution = {};
+  Sizes& sizes = convolution.sizes;
   Window& window = sizes.window;
   DecodeWindow(attributes, window);
   window.circular = Attribute<bool>(attributes, "circular");
@@ -37,17 +37,17 @@ inline Convolution DecodeSampling(ffi::Dictionary attributes, ffi::AnyBuffer off
   Require(shape[3] % group_channels == 0 && shape[3] / group_channels == sizes.offset_groups, "offset has shape ",
           shape, ", must have two channels for each of ", sizes.offset_groups, " offset groups and ", sizes.taps(),
           " taps");
-  call.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
+  convolution.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
   if (const auto mask = OptionalOperand("mask", rest, mask_index)) {
     CheckShape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
     CheckType("mask", *mask, offset.element_type());
-    call.positions.mask = mask->untyped_data();
+    convolution.positions.mask = mask->untyped_data();
   }
   if (is_on_grid) {
-    call.is_on_grid = true;
+    convolution.is_on_grid = true;
     sizes.offset_groups = 1;
   }
-  return call;
+  return convolution;
 }
 
 // `shape` is that of an operand with the samples of a part.

@@ -1,5 +1,5 @@
-// The samples of a call as the gather kernels divide them: into rounds, of one image and of at most one sample per
-// thread of a block. In a round, each thread locates its sample, if it has one, and stores in shared memory how to read
+// The samples of a call as the gather kernels divide them: into tiles, of one image and of at most one sample per
+// thread of a block. Of a tile, each thread locates its sample, if it has one, and stores in shared memory how to read
 // it. Then the block's subwarps read the channels of one sample after another.
 #pragma once
 
@@ -33,38 +33,38 @@ struct alignas(16) SampleRecord {
 
 constexpr int64_t kUnread = -1, kIsFarDown = 1, kIsFarRight = 2;
 
-// A sample of a round.
-struct RoundSample {
-  int64_t index;  // of `mask`, and of `offset` as pairs; -1 past the end of the round
+// A sample of a tile.
+struct TileSample {
+  int64_t index;  // of `mask`, and of `offset` as pairs; -1 past the end of the tile
   int64_t row, column, output_pixel;
   int64_t offset_group;
   int32_t tap;
 };
 
-struct SampleRounds {
+struct SampleTiles {
   Sizes sizes;
   Positions positions;
   int log2_subwarp;       // the logarithm of the number of lanes
-  int round_samples;      // of all rounds but the last of an image
+  int tile_samples;       // of all tiles but the last of an image
   int64_t image_samples;  // of all offset groups
-  int64_t image_rounds;
+  int64_t image_tiles;
   StripDivisors strips;
-  WideDivisor by_image_rounds, by_pixel_samples, by_offset_groups;
+  WideDivisor by_image_tiles, by_pixel_samples, by_offset_groups;
   Divisor by_kernel_columns;
   // In bytes: a pixel of x, the columns of a tap, the channels of an offset group, and the distances between the
   // corners of a sample.
   int64_t pixel_bytes, tap_bytes, group_bytes;
   int64_t right, far_right, down, far_down;
 
-  SampleRounds(const Sizes& sizes, const Positions& positions, const VectorType& vector_type, int64_t arrays = 1)
+  SampleTiles(const Sizes& sizes, const Positions& positions, const VectorType& vector_type, int64_t arrays = 1)
       : sizes(sizes),
         positions(positions),
         log2_subwarp(Log2Subwarp(vector_type.elements(), sizes.group_channels())),
-        round_samples(RoundSamples(log2_subwarp, sizes.pixels() * sizes.pixel_samples())),
+        tile_samples(TileSize(log2_subwarp, sizes.pixels() * sizes.pixel_samples())),
         image_samples(sizes.samples() * sizes.offset_groups),
-        image_rounds(CeilDiv(image_samples, round_samples)),
+        image_tiles(CeilDiv(image_samples, tile_samples)),
         strips(sizes.rows, sizes.columns),
-        by_image_rounds(image_rounds),
+        by_image_tiles(image_tiles),
         by_pixel_samples(sizes.pixel_samples()),
         by_offset_groups(sizes.offset_groups),
         by_kernel_columns(sizes.window.kernel[1]),
@@ -81,36 +81,35 @@ struct SampleRounds {
     while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < channels) ++log2_subwarp;
     return log2_subwarp;
   }
-  // Small rounds spread few samples over all SMs. Large ones read neighbouring pixels more often from the L1 cache. A
-  // round has a sample for each subwarp.
-  static int RoundSamples(int log2_subwarp, int64_t samples) {
-    constexpr int kFewest = 64, kSmRounds = 8;  // per SM: two waves of blocks or more
-    int round_samples = kThreads;
-    while (round_samples > std::max(kFewest, kThreads >> log2_subwarp) &&
-           samples < kSmRounds * NumSms() * round_samples)
-      round_samples /= 2;
-    return round_samples;
+  // Small tiles spread few samples over all SMs. Large ones read neighbouring pixels more often from the L1 cache. A
+  // tile has a sample for each subwarp.
+  static int TileSize(int log2_subwarp, int64_t samples) {
+    constexpr int kFewest = 64, kSmTiles = 8;  // per SM: two waves of blocks or more
+    int tile_samples = kThreads;
+    while (tile_samples > std::max(kFewest, kThreads >> log2_subwarp) && samples < kSmTiles * NumSms() * tile_samples)
+      tile_samples /= 2;
+    return tile_samples;
   }
 
-  DCN_HOST_DEVICE int64_t rounds() const { return sizes.images * image_rounds; }
-  __device__ int64_t Image(int64_t round) const { return by_image_rounds.Quotient(round); }
+  DCN_HOST_DEVICE int64_t count() const { return sizes.images * image_tiles; }
+  __device__ int64_t Image(int64_t tile) const { return by_image_tiles.Quotient(tile); }
   // The offset in x of an image of the part, in bytes.
   __device__ int64_t ImageStart(int64_t image) const {
     return (sizes.first_image(positions.origin) + image) * sizes.height * sizes.width * pixel_bytes;
   }
 
-  // The samples of a round.
-  __device__ int Samples(int64_t round, int64_t image) const {
-    const int64_t left = image_samples - (round - image * image_rounds) * round_samples;
-    return left < round_samples ? int(left) : round_samples;
+  // The samples of a tile.
+  __device__ int Samples(int64_t tile, int64_t image) const {
+    const int64_t left = image_samples - (tile - image * image_tiles) * tile_samples;
+    return left < tile_samples ? int(left) : tile_samples;
   }
 
   // The calling thread's sample. Consecutive samples are those of the offset groups, and then of the taps, of a pixel,
   // in the order of their columns.
-  __device__ RoundSample Sample(int64_t round, int64_t image) const {
-    RoundSample sample = {};
-    const int64_t i = (round - image * image_rounds) * round_samples + threadIdx.x;
-    if (int(threadIdx.x) >= round_samples || i >= image_samples) {
+  __device__ TileSample Sample(int64_t tile, int64_t image) const {
+    TileSample sample = {};
+    const int64_t i = (tile - image * image_tiles) * tile_samples + threadIdx.x;
+    if (int(threadIdx.x) >= tile_samples || i >= image_samples) {
       sample.index = -1;
       return sample;
     }
@@ -125,7 +124,7 @@ struct SampleRounds {
   }
 
   template <typename A>
-  __device__ BilinearCorners<A> Locate(const RoundSample& sample) const {
+  __device__ BilinearCorners<A> Locate(const TileSample& sample) const {
     const int32_t row = int32_t(by_kernel_columns.Quotient(uint32_t(sample.tap)));
     const int32_t column = sample.tap - row * sizes.window.kernel[1];
     const Vector<int64_t, 2> distance = {
@@ -135,7 +134,7 @@ struct SampleRounds {
   }
 
   template <typename A>
-  __device__ SampleRecord<A> Record(const RoundSample& sample, const BilinearCorners<A>& corners) const {
+  __device__ SampleRecord<A> Record(const TileSample& sample, const BilinearCorners<A>& corners) const {
     const int64_t group_start = sample.offset_group * group_bytes;
     SampleRecord<A> record;
     record.column = (sample.output_pixel * sizes.taps() + sample.tap) * tap_bytes + group_start;
@@ -161,9 +160,9 @@ struct CornerChannels {
   const char* address[4];
 
   template <typename A>
-  __device__ CornerChannels(const SampleRounds& call, const char* image, const SampleRecord<A>& record) {
-    const int64_t right = record.pixel & kIsFarRight ? call.far_right : call.right;
-    const int64_t down = record.pixel & kIsFarDown ? call.far_down : call.down;
+  __device__ CornerChannels(const SampleTiles& tiles, const char* image, const SampleRecord<A>& record) {
+    const int64_t right = record.pixel & kIsFarRight ? tiles.far_right : tiles.right;
+    const int64_t down = record.pixel & kIsFarDown ? tiles.far_down : tiles.down;
     address[0] = image + (record.pixel >> 2);
     address[1] = address[0] + right;
     address[2] = address[0] + down;
