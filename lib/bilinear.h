@@ -1,5 +1,5 @@
 // Bilinear sampling of an image at one position, and its cotangents. Host and device code share these functions: all
-// kernels of the convolution use them, and only this file has the rules for the border, NaN and infinity:
+// kernels that interpolate locate their samples by them, so this file has the rules for the border, NaN and infinity:
 //
 // - A sample is the sum of weight · pixel over its four corners: the pixels around the position. A corner outside the
 //   image is never read and counts as zero. With circular padding, all corners are in bounds.
@@ -54,6 +54,12 @@ DCN_HOST_DEVICE AxisLocation<A> LocateOnAxis(A position, int64_t size, bool circ
   const A bounded = is_inside ? position : A(kOutside), low = std::floor(bounded);
   const int32_t pixel = int32_t(low), next = pixel + 1;
   return {{pixel, next < int32_t(size) ? next : -1}, is_nan ? position : bounded - low, is_inside};
+}
+
+// The weight of a corner, from the fractions of the location on both axes, times `factor`.
+template <typename A>
+DCN_HOST_DEVICE A CornerWeight(A y, A x, A factor, bool is_bottom, bool is_right) {
+  return (is_bottom ? y : A(1) - y) * (is_right ? x : A(1) - x) * factor;
 }
 
 // The four corners of a sample, in the order top left, top right, bottom left, bottom right (drawn in docs/kernels.md):

@@ -182,8 +182,7 @@ __global__ void AggregateKernel(Aggregation aggregation, Lanes lanes, const T* v
         const PackedCorners of_lane(first_byte, distances, level, y, x);
         const A tap_weight = tap.weight * y.weight * x.weight;
         A weight[4];
-        for (int corner = 0; corner < 4; ++corner)
-          weight[corner] = y.share(corner / 2) * x.share(corner % 2) * tap_weight;
+        ComputeWeights(y, x, tap_weight, weight);
         unread += of_lane.is_read() ? A(0) : tap.weight * tap.corners.unread_value();
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) {

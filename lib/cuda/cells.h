@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "bilinear.h"
 #include "sort_words.h"
 #include "vector.h"
 
@@ -18,10 +19,6 @@ template <typename A>
 struct alignas(4 * sizeof(A)) SortedSample {
   std::conditional_t<sizeof(A) == sizeof(int32_t), int32_t, int64_t> id;  // so that there is no padding
   A weight, y, x;  // by which its corners are multiplied; the fractions of its location
-
-  __device__ A corner_weight(bool is_bottom, bool is_right) const {
-    return (is_bottom ? y : A(1) - y) * (is_right ? x : A(1) - x) * weight;
-  }
 };
 
 template <typename A>
@@ -81,7 +78,7 @@ __device__ void AddSamples(const SortedSample<A>* samples, const CellPair& cells
     for (int k = 0; k < kAtOnce; ++k) {
       const uint32_t i = first + k * turns;
       const bool is_added = i < end && (!kHasOtherSamples || numbers[k] < range.count);
-      const A weight = at_once[k].corner_weight(is_bottom, i < middle);
+      const A weight = CornerWeight(at_once[k].y, at_once[k].x, at_once[k].weight, is_bottom, i < middle);
       const Vector<A, N> row = Widened(loaded[k]);
       for (int v = 0; v < N; ++v) sum[v] = is_added ? sum[v] + weight * row.value[v] : sum[v];
     }

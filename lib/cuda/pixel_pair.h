@@ -24,8 +24,14 @@ struct PixelPair {
     weight = axis.weight(has_first ? 0 : 1);
     fraction = A(0.5);
   }
-
-  __device__ A share(int i) const { return i ? fraction : A(1) - fraction; }
 };
+
+// The weights of the pixels that a sample reads, times `factor`.
+template <typename A>
+__device__ void ComputeWeights(const PixelPair<A>& y, const PixelPair<A>& x, A factor, A (&weights)[4]) {
+  for (int corner = 0; corner < 4; ++corner) {
+    weights[corner] = CornerWeight(y.fraction, x.fraction, factor, corner / 2, corner % 2);
+  }
+}
 
 }  // namespace dcn

@@ -141,8 +141,7 @@ struct SampleTiles {
     const PixelPair<A> y(corners.y), x(corners.x);
     const bool is_read = y.first >= 0 && x.first >= 0;  // a position in an empty image is inside, too
     const A weight = is_read ? y.weight * x.weight * Mask<A>(positions, sample.index) : corners.unread_value();
-    for (int corner = 0; corner < 4; ++corner)
-      record.weights[corner] = y.share(corner / 2) * x.share(corner % 2) * weight;
+    ComputeWeights(y, x, weight, record.weights);
     const int64_t pixel = (int64_t{y.first} * sizes.width + x.first) * pixel_bytes + group_start;
     const int64_t flags = (y.is_far ? kIsFarDown : 0) + (x.is_far ? kIsFarRight : 0);
     record.pixel = is_read ? 4 * pixel + flags : kUnread;
