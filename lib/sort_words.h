@@ -7,7 +7,7 @@
 namespace dcn {
 
 // A record of a sample has four numbers of the type of sums (cuda/cells.h), and that of a tap has two
-// (sampling/cuda_x.cu).
+// (sampling/cuda_x_cotangent.cu).
 constexpr int64_t SortedSampleWords(int64_t number_bytes) { return 4 * number_bytes / int64_t{sizeof(int32_t)}; }
 constexpr int64_t SortedTapWords(int64_t number_bytes) { return 2 * number_bytes / int64_t{sizeof(int32_t)}; }
 

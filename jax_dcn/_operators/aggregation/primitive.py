@@ -60,7 +60,7 @@ def plan(request: Request, operands: Operands[Shaped]) -> Plans:
     names = ("forward",) if request.step is None else request.step.arguments
     plans = {name: ComputationPlan(name, "kernel") for name in names}
     if "value" in names:
-        # As TableLayout of lib/aggregation/cuda_value.cu: each sample has a record, an id and a row's start.
+        # As TableLayout of lib/aggregation/cuda_value_cotangent.cu: each sample has a record, an id and a row's start.
         words = extension.modules["cpu"].sorted_sample_words(locations.dtype.itemsize) + 2
         cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(spec, value))
         size = words * math.prod(locations.shape[1:-3]) * spec.taps + cells + 1

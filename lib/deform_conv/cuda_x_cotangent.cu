@@ -168,8 +168,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
     const CellsOfPixel cells(sizes, y, x);
     const int32_t* const starts = cell_start + (first_table + table) * (sizes.cells() + 1);
     const SortedSample<A>* const sorted = samples_by_cell + (first_table + table) * sizes.sorted_samples;
-    for (int64_t c = (lane & (subwarp - 1)) * N; c - (lane & (subwarp - 1)) * N < gather.group_channels;
-         c += subwarp * N) {
+    // All lanes take as many steps as the first, whose channels come first.
+    const int64_t first_channel = (lane & (subwarp - 1)) * N;
+    for (int64_t c = first_channel; c - first_channel < gather.group_channels; c += subwarp * N) {
       const int64_t channel = group * gather.group_channels + c;
       const CotangentRows<T> cotangents(d_columns + image * sizes.samples * sizes.channels + channel, sizes.channels);
       const bool has_channel = is_valid && c < gather.group_channels;
