@@ -66,7 +66,8 @@ elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     set(reason "for all GPUs, because none was found")
   endif()
   if(requested STREQUAL "ALL")
-    set(requested 80 90 100 120)  # one of each generation
+    include("${CMAKE_CURRENT_LIST_DIR}/Architectures.cmake")
+    set(requested ${JAX_DCN_ARCHITECTURES})
   endif()
   # All machine code is compiled from one PTX, that of the oldest architecture, which the tests execute. The PTX is
   # included: the driver compiles it for every other GPU.

@@ -13,6 +13,7 @@ import pytest
 import jax_dcn
 from jax_dcn import _names
 from jax_dcn._primitive.jax_internals import TESTED_VERSIONS
+from tests.wheels import newer_architectures
 
 ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.platforms("cpu")
@@ -39,13 +40,29 @@ def test_supported_versions():
     assert re.findall(r'python: "(.*?)"', workflow) == [pythons[0], pythons[-1]]
 
 
+ARCHITECTURES = re.findall(r"\d+", (ROOT / "cmake/Architectures.cmake").read_text().rpartition("set(")[2])
+
+
+def test_every_list_of_architectures_is_that_of_cmake():
+    """Those of the pages, and of the wrapper for nvcc 12.4, which knows no architecture after 90."""
+    page = (ROOT / "docs/building.md").read_text()
+    assert re.findall(r"^\| sm_(\d+) \|.*\| its machine code \|$", page, re.MULTILINE) == ARCHITECTURES
+    names = [f"sm_{architecture}" for architecture in ARCHITECTURES]
+    for text in (page, (ROOT / "docs/support.md").read_text()):
+        assert f"for {', '.join(names[:-1])} and {names[-1]}" in text
+    assert [name for name in ARCHITECTURES if int(name) > 90] == [*newer_architectures.ARCHITECTURES]
+
+
+ALL_GPUS = ";".join(f"{architecture}-real" for architecture in ARCHITECTURES)
+
+
 @pytest.mark.parametrize(
     "gpus, requested, expected",
     [
         ("9.0 9.0", "", "90-real;80-virtual (for the GPU of this machine)"),
         ("8.6 7.5 12.1", "", "86-real;120-real;80-virtual (for the GPU of this machine)"),
         ("13.0", "", "80-virtual (for the GPU of this machine)"),
-        ("'library version: 580.65'", "", "80-real;90-real;100-real;120-real;80-virtual (for all GPUs"),
+        ("'library version: 580.65'", "", f"{ALL_GPUS};80-virtual (for all GPUs"),
         ("9.0", "80 120", "80-real;120-real;80-virtual (as requested)"),
     ],
 )
@@ -53,7 +70,8 @@ def test_architectures_of_a_build(gpus, requested, expected, monkeypatch, tmp_pa
     """CMake's choice, by an nvidia-smi that finds `gpus`, and an nvcc that does not know all of them."""
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
-    for name, lines in {"nvidia-smi": gpus, "nvcc": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}.items():
+    known = " ".join(f"sm_{architecture}" for architecture in ["75", "86", *ARCHITECTURES])
+    for name, lines in {"nvidia-smi": gpus, "nvcc": known}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s\\n' {lines}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "choice.cmake").write_text(
