@@ -1,8 +1,8 @@
 // A stable counting sort of entries by row, into tables in CSR form. Its result is the same in every run. It takes two
 // kernels, because a table may have too many rows to count them all in shared memory:
 //
-//   1. PartitionKernel: a thread block sorts a part of a table's entries by bin, which is some neighbouring rows.
-//   2. SortBinsKernel: a warp sorts a bin by row. The entries of a bin are a range of each part.
+//   1. PartitionKernel: a thread block sorts a share of a table's entries by bin, which is some neighbouring rows.
+//   2. SortBinsKernel: a warp sorts a bin by row. The entries of a bin are a range of each share.
 //
 // Both count first, and then take the entries again in the order of their ids to find the place of each. The lanes of a
 // warp that have the same bin or row find each other by __match_any_sync. Only counts are added up by atomics: they are
@@ -45,7 +45,7 @@ namespace {
 constexpr int kPartitionWarps = 12, kMaxPartitionWarps = kWarp, kSortWarps = 4;
 constexpr int64_t kFewEntries = 1 << 19;
 constexpr int32_t kPartitionCounts = 48 * 1024 / sizeof(int32_t) - kMaxPartitionWarps;
-constexpr int32_t kMaxBins = 1024, kMaxParts = kWarp, kPartEntries = 4096;
+constexpr int32_t kMaxBins = 1024, kMaxShares = kWarp, kShareEntries = 4096;
 constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
 // Of a bin on average, unless it would have more than 2^kMaxBalancedRowsLog2 rows: few enough to be staged, and six
 // steps of a warp, so that the counts of the rows take less time than the entries. A table with few entries may have
@@ -53,7 +53,7 @@ constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
 // H200, the sort of an attention's decoder took twice as long with 256 rows.
 constexpr int32_t kBinEntries = 192;
 constexpr int kMaxBalancedRowsLog2 = 7;
-constexpr int32_t kLastBinRows = 2 * kMaxParts;  // room in row_start for a range of each part: see LastBinRows
+constexpr int32_t kLastBinRows = 2 * kMaxShares;  // room in row_start for a range of each share: see LastBinRows
 // The rows in shared memory, per warp. The last bin has fewer than kLastBinRows rows more than the others.
 constexpr int32_t kSharedRows = (1 << kMaxSharedRowsLog2) + kLastBinRows;
 // The entries in shared memory, per warp: as many as a block has room for.
@@ -64,9 +64,9 @@ constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(800 * 8 / sizeof(
 struct SortShape {
   int64_t tables;
   int32_t rows, entries;
-  int32_t bins, bin_rows_log2;  // 2^bin_rows_log2 rows in each bin but the last
-  int32_t warps;                // of a part
-  int32_t parts, warp_entries;  // warp_entries: those of a part that a warp sorts
+  int32_t bins, bin_rows_log2;   // 2^bin_rows_log2 rows in each bin but the last
+  int32_t warps;                 // of a share
+  int32_t shares, warp_entries;  // warp_entries: those of a share that a warp sorts
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
       : tables(tables), rows(rows), entries(entries), bin_rows_log2(kMinBinRowsLog2) {
@@ -74,16 +74,16 @@ struct SortShape {
       ++bin_rows_log2;
     while (BinsOf(bin_rows_log2) > kMaxBins) ++bin_rows_log2;
     bins = int32_t(BinsOf(bin_rows_log2));
-    // row_start has room for a bin's ranges of all parts, two numbers each.
-    const int64_t most_parts = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
-    const int64_t wanted = std::min(CeilDiv(entries, kPartEntries), most_parts);
+    // row_start has room for a bin's ranges of all shares, two numbers each.
+    const int64_t most_shares = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
+    const int64_t wanted = std::min(CeilDiv(entries, kShareEntries), most_shares);
     const int64_t step_entries = kWarp * item_entries;  // of a warp
-    const int64_t part_steps = CeilDiv(entries, std::max<int64_t>(wanted, 1) * step_entries);
+    const int64_t share_steps = CeilDiv(entries, std::max<int64_t>(wanted, 1) * step_entries);
     const int most_warps = tables * entries < kFewEntries ? kMaxPartitionWarps : kPartitionWarps;
-    warps = int32_t(std::clamp<int64_t>(part_steps, kPartitionWarps, most_warps));
+    warps = int32_t(std::clamp<int64_t>(share_steps, kPartitionWarps, most_warps));
     warps = std::min(warps, kPartitionCounts / bins);
     warp_entries = int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * warps * step_entries) * step_entries);
-    parts = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * warps)) : 0;
+    shares = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * warps)) : 0;
   }
 
   // The fewest rows of the last bin, unless the table has only this bin.
@@ -100,13 +100,13 @@ struct SortShape {
   __device__ int32_t first_row(int32_t bin) const { return bin << bin_rows_log2; }
   // The index of the start of a table in row_start.
   __device__ int64_t first_row_start(int64_t table) const { return table * (int64_t{rows} + 1); }
-  // PartitionKernel stores the begin and the end of a bin's range of a part in row_start, from this index on. In
+  // PartitionKernel stores the begin and the end of a bin's range of a share in row_start, from this index on. In
   // SortBinsKernel, the bin's warp replaces them by the ends of its rows and, in the first bin, the table's start.
-  __device__ int64_t range(int64_t table, int32_t part, int32_t bin) const {
-    return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * part;
+  __device__ int64_t range(int64_t table, int32_t share, int32_t bin) const {
+    return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * share;
   }
-  __device__ int64_t part_start(int64_t table, int32_t part) const {
-    return table * entries + int64_t{part} * warp_entries * warps;
+  __device__ int64_t share_start(int64_t table, int32_t share) const {
+    return table * entries + int64_t{share} * warp_entries * warps;
   }
 };
 
@@ -135,11 +135,11 @@ __device__ inline int32_t TakeNext(int32_t* next, int32_t key) {
   return first_place + __popc(lower);
 }
 
-// Two results need no memory of their own: the ranges of the bins are stored in row_start, and `bins`, in the memory of
-// the values, has the bin of each id.
+// Sorts the ids of each share by bin. `ranges` has where each bin begins and ends in each share, and `bins` has the bin
+// of each id. They are in the memory of row_start and of the values, which SortBinsKernel writes.
 template <typename Tables>
 __global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
-    PartitionKernel(Tables tables, SortShape shape, int32_t* row_start, int32_t* ids, int32_t* bins) {
+    PartitionKernel(Tables tables, SortShape shape, int32_t* ranges, int32_t* ids, int32_t* bins) {
   __shared__ int32_t counts[kPartitionCounts];  // of each warp and bin
   __shared__ int32_t totals[kMaxPartitionWarps];
   const int warp = threadIdx.x / kWarp;
@@ -147,12 +147,12 @@ __global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
   // The bins that the warp scans.
   const int32_t warp_bins = (shape.bins + shape.warps * kWarp - 1) / (shape.warps * kWarp) * kWarp;
   const int32_t first_bin = warp * warp_bins, end_bin = min(first_bin + warp_bins, shape.bins);
-  for (int64_t block = blockIdx.x; block < shape.tables * shape.parts; block += gridDim.x) {
-    const int64_t table = block / shape.parts;
-    const int32_t part = int32_t(block % shape.parts);
+  for (int64_t block = blockIdx.x; block < shape.tables * shape.shares; block += gridDim.x) {
+    const int64_t table = block / shape.shares;
+    const int32_t share = int32_t(block % shape.shares);
     const auto entries_of_table = tables[table];
     constexpr int kEntries = decltype(entries_of_table)::kEntries;
-    const int64_t first = shape.part_start(0, part) + int64_t{warp} * shape.warp_entries;
+    const int64_t first = shape.share_start(0, share) + int64_t{warp} * shape.warp_entries;
     const int32_t warp_entries =
         int32_t(first < shape.entries ? min(int64_t{shape.warp_entries}, shape.entries - first) : 0);
 
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
       for (int w = 0; w < shape.warps; ++w) count += bin < end_bin ? counts[w * shape.bins + bin] : 0;
       int32_t place = ExclusiveSum(count, &sum);
       if (bin >= end_bin) continue;
-      int32_t* const range = row_start + shape.range(table, part, bin);
+      int32_t* const range = ranges + shape.range(table, share, bin);
       range[0] = place;
       range[1] = place + count;
 #pragma unroll 1
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
       }
     }
     __syncthreads();
-    int32_t* part_ids = ids + shape.part_start(table, part);
+    int32_t* share_ids = ids + shape.share_start(table, share);
     constexpr int kLoads = 4;  // at once
     for (int32_t lane_begin = Lane(); lane_begin - Lane() < warp_entries; lane_begin += kLoads * kWarp) {
       int32_t entry_bins[kLoads];
@@ -214,14 +214,14 @@ __global__ void __launch_bounds__(kMaxPartitionWarps* kWarp)
       }
       for (int k = 0; k < kLoads; ++k) {
         const int32_t bin = entry_bins[k], place = TakeNext(next, bin);
-        if (bin >= 0) part_ids[place] = int32_t(first + lane_begin + k * kWarp);
+        if (bin >= 0) share_ids[place] = int32_t(first + lane_begin + k * kWarp);
       }
     }
     __syncthreads();
   }
 }
 
-// The entries of a bin, in the order of their ids. Lane i has the bin's range of part i.
+// The entries of a bin, in the order of their ids. Lane i has the bin's range of share i.
 template <typename Table>
 class BinEntries {
  public:
@@ -229,11 +229,11 @@ class BinEntries {
                         const int32_t* row_start, const int32_t* ids)
       : entries_of_table_(entries_of_table), ids_(ids + table * shape.entries), first_row_(shape.first_row(bin)) {
     int32_t first = 0, range_entries = 0;
-    if (Lane() < shape.parts) {
+    if (Lane() < shape.shares) {
       const int32_t* const range = row_start + shape.range(table, Lane(), bin);
       lower_entries = range[0];
       range_entries = range[1] - range[0];
-      first = int32_t(shape.part_start(0, Lane()) + range[0]);
+      first = int32_t(shape.share_start(0, Lane()) + range[0]);
     }
     range_start_ = ExclusiveSum(range_entries, &count);
     first_ = first - range_start_;
@@ -248,16 +248,16 @@ class BinEntries {
   // the last entry, the row is -1.
   template <typename F>
   __device__ void ForEach(const F& f) const {
-    int part = 0;  // the last whose range begins at this lane's index or before
+    int share = 0;  // the last whose range begins at this lane's index or before
     const auto id_at = [&](int32_t first) {
       const int32_t bounded = min(first + Lane(), count - 1);
       bool is_passed;
       do {
-        const int32_t next_start = __shfl_sync(kWholeWarp, range_start_, min(part + 1, kWarp - 1));
-        is_passed = part + 1 < kWarp && next_start <= bounded;
-        part += is_passed;
+        const int32_t next_start = __shfl_sync(kWholeWarp, range_start_, min(share + 1, kWarp - 1));
+        is_passed = share + 1 < kWarp && next_start <= bounded;
+        share += is_passed;
       } while (__any_sync(kWholeWarp, is_passed));
-      return ids_[__shfl_sync(kWholeWarp, first_, part) + bounded];
+      return ids_[__shfl_sync(kWholeWarp, first_, share) + bounded];
     };
     if (count == 0) return;
     int32_t id = id_at(0);
@@ -363,7 +363,7 @@ template <typename Tables, typename Value>
 const char* SortByRow(const Device& device, const Tables& tables, const CsrTables<Value>& csr) {
   const SortShape shape(csr.tables, csr.rows, csr.entries, Tables::Table::kEntries);
   const char* failure =
-      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.parts, shape.warps * kWarp}, tables, shape,
+      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.shares, shape.warps * kWarp}, tables, shape,
                                       csr.row_start, csr.workspace, reinterpret_cast<int32_t*>(csr.values));
   if (failure) return failure;
   constexpr int kSortThreads = kSortWarps * kWarp;

@@ -1,5 +1,5 @@
 // The CUDA kernels of the sampling of images and of the cotangent of its locations. Each lane locates a point. Then the
-// warp takes its points in rounds, in which a few lanes share the channels of a point.
+// warp takes its points in steps, in which a few lanes share the channels of a point.
 #include "sampling/sampling.h"
 
 #include <cuda_bf16.h>
@@ -69,10 +69,10 @@ struct WarpOfPoints {
     return pixels;
   }
 
-  // The lane that has located what the calling thread takes in a round, and the one whose group takes the thread's own.
-  static __device__ int Located(int round, int log2_lanes) { return (round * kWarp + Lane()) >> log2_lanes; }
+  // The lane that has located what the calling thread takes in a step, and the one whose group takes the thread's own.
+  static __device__ int Located(int step, int log2_lanes) { return (step * kWarp + Lane()) >> log2_lanes; }
   static __device__ int TakenBy(int log2_lanes) { return (Lane() << log2_lanes) % kWarp; }
-  static __device__ bool IsTakenIn(int round, int log2_lanes) { return (Lane() << log2_lanes) / kWarp == round; }
+  static __device__ bool IsTakenIn(int step, int log2_lanes) { return (Lane() << log2_lanes) / kWarp == step; }
 };
 
 template <typename A, typename S, int kVector>
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic && kVector !=
     A own_weight[S::kTaps];
 #pragma unroll
     for (int tap = 0; tap < S::kTaps; ++tap) own_weight[tap] = own.located.weight(sizes.rules.interpolation, tap);
-    for (int round = 0; round < 1 << log2_lanes; ++round) {
-      const int source = own.Located(round, log2_lanes);
+    for (int step = 0; step < 1 << log2_lanes; ++step) {
+      const int source = own.Located(step, log2_lanes);
       const auto pixels = own.PixelsOf(source, sizes, x, pixel_bytes);
       const A unread = __shfl_sync(kWholeWarp, own.located.unread_value(), source);
       A weight[S::kTaps];
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic>)
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
     const WarpOfPoints<A, S> own(sizes, locations, first);
     A own_dot[S::kTaps] = {};
-    for (int round = 0; round < 1 << log2_lanes; ++round) {
-      const int source = own.Located(round, log2_lanes);
+    for (int step = 0; step < 1 << log2_lanes; ++step) {
+      const int source = own.Located(step, log2_lanes);
       const auto pixels = own.PixelsOf(source, sizes, x, pixel_bytes);
       const char* const d = d_out + min(first + source, own.end - 1) * pixel_bytes;
       A dot[S::kTaps] = {};
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic>)
           dot[tap] += __shfl_xor_sync(kWholeWarp, dot[tap], distance);
         }
         const A sum = __shfl_sync(kWholeWarp, dot[tap], own.TakenBy(log2_lanes));
-        if (own.IsTakenIn(round, log2_lanes)) own_dot[tap] = sum;
+        if (own.IsTakenIn(step, log2_lanes)) own_dot[tap] = sum;
       }
     }
     if (first + Lane() >= own.end) continue;

@@ -43,7 +43,7 @@ CASES = {
     "no entries": (300, np.zeros((3, 0), int)),
     "no entry has a row": (300, np.full((2, 100), NO_ROW)),
     "one row": (1, random_rows(1, 2, 9000)),
-    "three rows, two parts": (3, random_rows(3, 2, 8194)),
+    "three rows, two shares": (3, random_rows(3, 2, 8194)),
     "one bin": (63, random_rows(63, 2, 3000)),
     "two bins": (64, random_rows(64, 2, 3000)),
     "one longer bin": (127, random_rows(127, 2, 500)),
@@ -58,8 +58,8 @@ CASES = {
     "one row more": (1024 * 32 + 32, random_rows(1024 * 32 + 32, 1, 200_000)),
     "most rows counted in shared memory": (SHARED_ROWS, random_rows(SHARED_ROWS, 2, 3000)),
     "fewest rows counted in global memory": (SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
-    "most parts of short bins": (3000, random_rows(3000, 1, 16 * 12 * 64 * 6)),  # of 12 warps, with 64 entries a step
-    "most parts": (40000, random_rows(40000, 1, 32 * 12 * 64 * 6)),
+    "most shares of short bins": (3000, random_rows(3000, 1, 16 * 12 * 64 * 6)),  # of 12 warps, with 64 entries a step
+    "most shares": (40000, random_rows(40000, 1, 32 * 12 * 64 * 6)),
 }
 
 

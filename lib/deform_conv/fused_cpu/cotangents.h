@@ -352,13 +352,13 @@ class Cotangents {
     float *const unread = unread_.data(), *const dots = dots_;
     const float* const d_columns = d_columns_.data() + c;
     const auto differentiate = [&](const auto count) DCN_INLINED {
-      for (int64_t first = 0; first < pixels; first += kStripPixels) {
-        const StripCorners<kCorners>& corners = samples_.Corners(first / kStripPixels, sample);
-        StripAddresses<const T, kCorners> addresses;
-        StripAddresses<float, kCorners> sum_addresses;
+      for (int64_t first = 0; first < pixels; first += kPacketPixels) {
+        const PacketCorners<kCorners>& corners = samples_.Corners(first / kPacketPixels, sample);
+        PacketAddresses<const T, kCorners> addresses;
+        PacketAddresses<float, kCorners> sum_addresses;
         if constexpr (kReadsX) addresses.Compute(corners, image, channels, zeros);
         if constexpr (kOfX) sum_addresses.Compute(corners, sums.data + c, sums.stride, unread, sums.first_pixel);
-        for (int64_t i = 0; i < PixelsOfStrip(first, pixels); ++i) {
+        for (int64_t i = 0; i < PixelsOfPacket(first, pixels); ++i) {
           const int64_t p = first + i;
           const T* corner[kCorners] = {};
           float *sum[kCorners] = {}, weight[kCorners];
@@ -393,11 +393,11 @@ class Cotangents {
     const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;
     for (int64_t p = 0; p < pixels; ++p) {
-      const int64_t strip = p / kStripPixels, i = p % kStripPixels;
-      const StripOperands& operands = samples_.Operands(strip, sample_in_pixel);
+      const int64_t packet = p / kPacketPixels, i = p % kPacketPixels;
+      const PacketOperands& operands = samples_.Operands(packet, sample_in_pixel);
       const float y = operands.y[i], x = operands.x[i], mask = operands.mask[i];
       float d_row = 0 * (y + x), d_column = d_row, d_mask_value = d_row;  // NaN where the location is
-      if (samples_.Corners(strip, sample_in_pixel).is_inside(i)) {
+      if (samples_.Corners(packet, sample_in_pixel).is_inside(i)) {
         const float* const dot = dots_ + 4 * p;
         const float top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
         const float left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];

@@ -125,7 +125,7 @@ class Forward {
     }
   }
 
-  // Strip by strip, because the samples of neighbouring taps share pixels of x, which stay in the caches.
+  // Packet by packet, because the samples of neighbouring taps share pixels of x, which stay in the caches.
   void SampleBlock(const OutputTile& tile, int64_t group, int64_t begin, Buffers& buffers) const {
     const Sizes& sizes = convolution_.sizes;
     const int64_t length = BlockLength(begin);
@@ -141,16 +141,16 @@ class Forward {
           {offset_group * sizes.taps() + tap, channel, count, buffers.rows.data() + k / kValues});
     }
     const T* const image = static_cast<const T*>(arrays_.x) + tile.image * sizes.height * sizes.width * sizes.channels;
-    for (int64_t first = 0; first < tile.pixels(); first += kStripPixels) {
-      const int64_t pixels = PixelsOfStrip(first, tile.pixels());
+    for (int64_t first = 0; first < tile.pixels(); first += kPacketPixels) {
+      const int64_t pixels = PixelsOfPacket(first, tile.pixels());
       for (const Segment& segment : buffers.segments) {
-        const StripCorners<kCorners>& corners = buffers.samples.Corners(first / kStripPixels, segment.sample);
+        const PacketCorners<kCorners>& corners = buffers.samples.Corners(first / kPacketPixels, segment.sample);
         SampleSegment(segment, corners, image, pixels, segment.words + first * kRowWords);
       }
     }
   }
 
-  void SampleSegment(const Segment& segment, const StripCorners<kCorners>& corners, const T* image, int64_t pixels,
+  void SampleSegment(const Segment& segment, const PacketCorners<kCorners>& corners, const T* image, int64_t pixels,
                      float* words) const {
     // A constant number of channels saves the loop over them.
     constexpr int64_t kFew = Element::VectorChannels(kNarrow), kMany = Element::VectorChannels(kLanes);
@@ -164,9 +164,9 @@ class Forward {
     }
   }
 
-  DCN_INLINE void BlendPixels(const StripCorners<kCorners>& corners, const T* image, int64_t pixels, int64_t count,
+  DCN_INLINE void BlendPixels(const PacketCorners<kCorners>& corners, const T* image, int64_t pixels, int64_t count,
                               float* words) const {
-    StripAddresses<const T, kCorners> addresses;
+    PacketAddresses<const T, kCorners> addresses;
     addresses.Compute(corners, image, convolution_.sizes.channels, zeros_.data());
     for (int64_t p = 0; p < pixels; ++p) {
       const T* corner[kCorners];

@@ -14,7 +14,7 @@
 namespace dcn {
 
 constexpr int64_t kMaxCotangentTilePixels = 256;
-constexpr int64_t kSampleBytes = 32;  // of each sample, in the StripCorners of samples.h
+constexpr int64_t kSampleBytes = 32;  // of each sample, in the PacketCorners of samples.h
 
 // A rectangle of output pixels.
 struct OutputTile {
