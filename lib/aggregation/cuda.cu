@@ -84,10 +84,14 @@ struct LocatedTap {
   BilinearCorners<A> corners;
 };
 
-// Calls f(level, located tap) for the taps of a query and head, a quad at a time. Each subwarp takes every turns()-th
-// quad. Lanes past the last tap of the level repeat it. All lanes of a warp make the same calls: a quad past the last
-// level has no taps, and its lanes repeat the last. With turns, the quads of a warp have different numbers of taps, and
-// only whole quads take part in shuffles with all lanes. `row` is the row of `weights`.
+// Calls f(level, located tap) for the taps of a query and head, a quad at a time. `row` is the row of `weights`. With a
+// level of six taps and one of three, two subwarps of eight lanes that take turns have these taps:
+//
+//   lane     0   1   2   3   4   5   6   7     8   9  10  11  12  13  14  15
+//   step 0   0   1   2   3   0   1   2   3     4   5  (5) (5)  4   5  (5) (5)
+//   step 1   6   7   8  (8)  6   7   8  (8)   (6) (7) (8) (8) (6) (7) (8) (8)
+//
+// Those in brackets are repeated, because all lanes of a warp make the same calls and take part in its shuffles.
 template <bool kTakesTurns, typename A, typename F>
 __device__ void ForEachQuad(const Aggregation& aggregation, const Lanes& lanes, int64_t query, int64_t row,
                             const F& f) {

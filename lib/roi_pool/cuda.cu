@@ -425,6 +425,24 @@ __global__ __launch_bounds__(kThreads, sizeof(A) == 8 ? 1 : 2) void XCotangentKe
   }
 }
 
+// The calling lane's share of the dot product, over the features of a class, of a bin's cotangent and a pixel.
+template <typename A>
+__device__ A DotProduct(const PoolSizes& sizes, const VectorType& vector_type, int64_t class_, int lane, int lanes,
+                        const char* d_bin, const char* pixel) {
+  A dot = 0;
+  const int64_t end = (class_ + 1) * sizes.class_features();
+  vector_type.Dispatch<A>([&](auto tag, auto width) {
+    using T = decltype(tag);
+    constexpr int N = decltype(width)::value;
+    for (int64_t f = end - sizes.class_features() + lane * N; f < end; f += lanes * N) {
+      const Vector<T, N> d = AsVector<N>(reinterpret_cast<const T*>(d_bin) + f),
+                         value = AsVector<N>(reinterpret_cast<const T*>(pixel) + f * sizes.groups());
+      for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
+    }
+  });
+  return dot;
+}
+
 // One work item: d_offset of one part and class. It is computed by `item_lanes` neighbouring lanes, a power of two,
 // which share the features of the class and add their partial sums by shuffles.
 template <typename A>
@@ -454,27 +472,17 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, VectorType vec
           const char* d_bin = d_pooled + bin * sizes.features() * element_bytes;
           const int64_t channel = ChannelGroupIndex(sizes, row, column);
           const char* image = x + first_row * sizes.width * pixel_bytes + channel * element_bytes;
-          A bin_dy = 0, bin_dx = 0;
-          A num_points_x = 0;
-          const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
-            num_points_x =
-                ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
-                  const char* pixel = image + (y * sizes.width + column_of_x) * pixel_bytes;
-                  A dot = 0;
-                  const int64_t end = (class_ + 1) * sizes.class_features();
-                  vector_type.Dispatch<A>([&](auto tag, auto width) {
-                    using T = decltype(tag);
-                    constexpr int N = decltype(width)::value;
-                    for (int64_t f = end - sizes.class_features() + lane * N; f < end; f += item_lanes * N) {
-                      const Vector<T, N> d = AsVector<N>(reinterpret_cast<const T*>(d_bin) + f),
-                                         value = AsVector<N>(reinterpret_cast<const T*>(pixel) + f * sizes.groups());
-                      for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
-                    }
-                  });
-                  bin_dy += slope_y * weight_x * dot;
-                  bin_dx += weight_y * slope_x * dot;
-                });
-          });
+          A bin_dy = 0, bin_dx = 0, num_points_x = 0;  // as many points in every row
+          const auto add_row = [&](int32_t y, A weight_y, A slope_y) {
+            const auto add_pixel = [&](int32_t column_of_x, A weight_x, A slope_x) {
+              const char* pixel = image + (y * sizes.width + column_of_x) * pixel_bytes;
+              const A dot = DotProduct<A>(sizes, vector_type, class_, lane, item_lanes, d_bin, pixel);
+              bin_dy += slope_y * weight_x * dot;
+              bin_dx += weight_y * slope_x * dot;
+            };
+            num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, add_pixel);
+          };
+          const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, add_row);
           const A num_points = num_points_y * num_points_x;
           if (num_points == A(0)) continue;
           dy += bin_dy / num_points;

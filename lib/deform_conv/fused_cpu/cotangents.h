@@ -317,30 +317,26 @@ class Cotangents {
       const int64_t offset_group = (slice_.channel + c) / offset_group_channels;
       count = std::min((offset_group + 1) * offset_group_channels - (slice_.channel + c), slice_.channels - c);
       constexpr int kNarrowest = Element::kNarrowest;
-      const auto differentiate = count <= kNarrowest ? DifferentiateFor<kNarrowest>() : DifferentiateFor<kLanes>();
-      (this->*differentiate)(tile.pixels(), tap, offset_group, c, count);
+      count <= kNarrowest ? Differentiate<kNarrowest>(tile.pixels(), tap, offset_group, c, count)
+                          : Differentiate<kLanes>(tile.pixels(), tap, offset_group, c, count);
     }
   }
 
-  using Differentiate = void (Cotangents::*)(int64_t, int32_t, int64_t, int64_t, int64_t);
-  template <int kCount>
-  Differentiate DifferentiateFor() const {
-    constexpr bool kHavePositions = kCorners > 1;
-    constexpr Differentiate kFunctions[] = {
-        nullptr,
-        &Cotangents::DifferentiateSegment<false, false, true, kCount>,
-        &Cotangents::DifferentiateSegment<false, kHavePositions, false, kCount>,
-        &Cotangents::DifferentiateSegment<false, kHavePositions, true, kCount>,
-        &Cotangents::DifferentiateSegment<true, false, false, kCount>,
-        &Cotangents::DifferentiateSegment<true, false, true, kCount>,
-        &Cotangents::DifferentiateSegment<true, kHavePositions, false, kCount>,
-        &Cotangents::DifferentiateSegment<true, kHavePositions, true, kCount>,
-    };
-    return kFunctions[4 * plan_.requested.x + 2 * plan_.requested.positions + plan_.requested.weight];
+  // Makes template arguments of the flags of what is requested, one after the other.
+  template <int kCount, bool... kFlags>
+  void Differentiate(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
+    constexpr int kKnown = sizeof...(kFlags);
+    const bool flags[] = {plan_.requested.x, plan_.requested.positions, plan_.requested.weight};
+    if constexpr (kKnown < 3) {
+      flags[kKnown] ? Differentiate<kCount, kFlags..., true>(pixels, tap, offset_group, c, count)
+                    : Differentiate<kCount, kFlags..., false>(pixels, tap, offset_group, c, count);
+    } else if constexpr ((kFlags || ...)) {
+      DifferentiateSegment<kCount, kFlags...>(pixels, tap, offset_group, c, count);
+    }
   }
 
-  template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount>
-  void DifferentiateSegment(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
+  template <int kCount, bool kOfX, bool kPositionsRequested, bool kOfWeight>
+  DCN_NOINLINE void DifferentiateSegment(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
     const Sizes& sizes = convolution_.sizes;
     const int64_t channels = sizes.channels, d_columns_stride = d_columns_stride_;
     const int64_t sample = offset_group * sizes.taps() + tap;
@@ -348,7 +344,7 @@ class Cotangents {
         static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * channels + slice_.channel + c;
     const T* const zeros = zeros_;
     const XSums sums = sums_;
-    constexpr bool kReadsX = kOfPositions || kOfWeight;
+    constexpr bool kOfPositions = kPositionsRequested && kCorners > 1, kReadsX = kOfPositions || kOfWeight;
     float *const unread = unread_.data(), *const dots = dots_;
     const float* const d_columns = d_columns_.data() + c;
     const auto differentiate = [&](const auto count) DCN_INLINED {
