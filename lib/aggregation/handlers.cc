@@ -3,7 +3,6 @@
 #include "aggregation/aggregation.h"
 
 #include <initializer_list>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -111,19 +110,17 @@ AggregationOperands DecodeAggregation(ffi::Dictionary attributes, ffi::AnyBuffer
   return operands;
 }
 
-ffi::Error AggregateImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
-                         ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::Result<ffi::AnyBuffer> out,
-                         ffi::Dictionary attributes) {
+const char* AggregateImpl(Device& device, ffi::AnyBuffer value, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
+                          ffi::AnyBuffer origin, ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
   const AggregationOperands operands = DecodeAggregation(attributes, value, locations, weights, origin, *out);
   CheckType("value", value, out->element_type());
-  Device device(context);
-  return ToError(DCN_BEST(Aggregate)(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
-                                     out->untyped_data()));
+  return DCN_BEST(Aggregate)(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
+                             out->untyped_data());
 }
 
-ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
-                              ffi::AnyBuffer origin, ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value,
-                              ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+const char* ValueCotangentImpl(Device& device, ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
+                               ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value,
+                               ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
   const AggregationOperands operands = DecodeAggregation(attributes, *d_value, locations, weights, origin, d_out);
   const AggregationSizes& sizes = operands.sizes;
   const bool is_wide = d_value->element_type() != d_out.element_type();
@@ -142,23 +139,21 @@ ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations,
   int64_t min_workspace_size = 0;
   if constexpr (Device::kNeedsWorkspace) min_workspace_size = MinWorkspaceSize(operands.dtype, sizes);
   const int64_t workspace_size = DecodeWorkspaceSize(*workspace, min_workspace_size);
-  Device device(context);
-  return ToError(DCN_BEST(ValueCotangent)(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
-                                          d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
+  return DCN_BEST(ValueCotangent)(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
+                                  d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size);
 }
 
-ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
-                             ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::AnyBuffer d_out,
-                             ffi::RemainingRets results, ffi::Dictionary attributes) {
+const char* TapCotangentsImpl(Device& device, ffi::AnyBuffer value, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
+                              ffi::AnyBuffer origin, ffi::AnyBuffer d_out, ffi::RemainingRets results,
+                              ffi::Dictionary attributes) {
   const AggregationOperands operands = DecodeAggregation(attributes, value, locations, weights, origin, d_out);
   CheckType("value", value, d_out.element_type());
   RequestedResults requested(attributes, results);
   void* d_locations = requested.Next("locations", locations.element_type(), DimensionsOf(locations));
   void* d_weights = requested.Next("weights", weights.element_type(), DimensionsOf(weights));
   requested.CheckEnd();
-  Device device(context);
-  return ToError(DCN_BEST(TapCotangents)(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
-                                         d_out.untyped_data(), d_locations, d_weights));
+  return DCN_BEST(TapCotangents)(device, operands.dtype, operands.sizes, operands.taps, value.untyped_data(),
+                                 d_out.untyped_data(), d_locations, d_weights);
 }
 
 }  // namespace

@@ -151,9 +151,7 @@ ffi::Error Initialize() {
 }  // namespace
 
 XLA_FFI_Handler* InitializeHandler() {
-  return [](XLA_FFI_CallFrame* frame) {
-    return CallFunction<Initialize, ffi::ExecutionStage::kInitialize>("jax_dcn", frame);
-  };
+  return [](XLA_FFI_CallFrame* frame) { return CallFunction<Initialize>("jax_dcn", frame); };
 }
 
 }  // namespace dcn

@@ -33,20 +33,19 @@ Convolution DecodeSamplingOfX(ffi::Dictionary attributes, ffi::AnyBuffer x, ffi:
   return convolution;
 }
 
-ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                      ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
+const char* SampleImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   const Convolution convolution = DecodeSamplingOfX(attributes, x, offset, origin, *columns, mask);
   const Sizes& sizes = convolution.sizes;
   CheckType("columns", *columns, x.element_type());
   CheckShape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  Device device(context);
-  return ToError(DCN_BEST(SampleColumns)(device, convolution.dtype, sizes, convolution.positions, x.untyped_data(),
-                                         columns->untyped_data()));
+  return DCN_BEST(SampleColumns)(device, convolution.dtype, sizes, convolution.positions, x.untyped_data(),
+                                 columns->untyped_data());
 }
 
-ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                              ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> columns,
-                              ffi::Dictionary attributes) {
+const char* SampleTangentsImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                               ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> columns,
+                               ffi::Dictionary attributes) {
   OptionalOperands operands(attributes, rest, "tangent");
   const size_t mask_index = operands.Count({"x", "offset", "mask"});
   const Convolution convolution = DecodeSamplingOfX(attributes, x, offset, origin, *columns, rest, mask_index);
@@ -60,14 +59,13 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
   CheckType("columns", *columns, x.element_type());
   CheckShape("columns", *columns,
              {sizes.images, sizes.rows, sizes.columns, sizes.taps(), columns_requested ? 2 : 1, sizes.channels});
-  Device device(context);
-  return ToError(DCN_BEST(SampleTangents)(device, convolution.dtype, sizes, convolution.positions, tangents,
-                                          x.untyped_data(), columns_requested, columns->untyped_data()));
+  return DCN_BEST(SampleTangents)(device, convolution.dtype, sizes, convolution.positions, tangents, x.untyped_data(),
+                                  columns_requested, columns->untyped_data());
 }
 
-ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                               ffi::AnyBuffer d_columns, ffi::RemainingArgs rest, ffi::RemainingRets results,
-                               ffi::Dictionary attributes) {
+const char* OffsetCotangentImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                                ffi::AnyBuffer d_columns, ffi::RemainingArgs rest, ffi::RemainingRets results,
+                                ffi::Dictionary attributes) {
   OptionalOperands so_far(attributes, rest, "requested");
   const size_t mask_index = so_far.Count({"offset", "mask"});
   const Convolution convolution = DecodeSamplingOfX(attributes, x, offset, origin, d_columns, rest, mask_index);
@@ -86,9 +84,8 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   void* columns = requested.Next("columns", x.element_type(),
                                  {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   requested.CheckEnd();
-  Device device(context);
-  return ToError(DCN_BEST(OffsetCotangent)(device, convolution.dtype, sizes, convolution.positions, x.untyped_data(),
-                                           d_columns.untyped_data(), d_offset, d_mask, columns));
+  return DCN_BEST(OffsetCotangent)(device, convolution.dtype, sizes, convolution.positions, x.untyped_data(),
+                                   d_columns.untyped_data(), d_offset, d_mask, columns);
 }
 
 }  // namespace

@@ -42,25 +42,24 @@ Convolution DecodeFusedConv(bool is_forward, ffi::Dictionary attributes, ffi::An
   return convolution;
 }
 
-ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                                ffi::AnyBuffer weight, ffi::AnyBuffer bias, ffi::RemainingArgs mask,
-                                ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
-                                ffi::Dictionary attributes) {
+const char* FusedConvForwardImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                                 ffi::AnyBuffer weight, ffi::AnyBuffer bias, ffi::RemainingArgs mask,
+                                 ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
+                                 ffi::Dictionary attributes) {
   const Convolution convolution = DecodeFusedConv(true, attributes, x, offset, origin, mask, weight, *y);
   const bool is_y_float = y->element_type() == ffi::F32;
   CheckType("bias", bias, ffi::F32);
   CheckShape("bias", bias, {convolution.product.features});
   CheckType("workspace", *workspace, ffi::F32);
   CheckShape("workspace", *workspace, {FusedForwardWorkspace(convolution)});
-  Device device(context);
   const FusedForwardArrays arrays = {x.untyped_data(), weight.untyped_data(), bias.typed_data<float>(),
                                      is_y_float,       y->untyped_data(),     workspace->typed_data<float>()};
-  return ToError(FusedForward(device, convolution, arrays));
+  return FusedForward(device, convolution, arrays);
 }
 
-ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                                   ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
-                                   ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
+const char* FusedConvCotangentsImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                                    ffi::AnyBuffer weight, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
+                                    ffi::RemainingRets results, ffi::Dictionary attributes) {
   const Convolution convolution = DecodeFusedConv(false, attributes, x, offset, origin, mask, weight, d_y);
   const Sizes& sizes = convolution.sizes;
   RequestedResults requested(attributes, results);
@@ -84,13 +83,12 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
                                       IntegerAttribute(attributes, "num_planes", 1, kMaxResidentPlanes)};
   arrays.workspace = next("workspace", {FusedCotangentsWorkspace(convolution, arrays.requested, division)});
   requested.CheckEnd();
-  Device device(context);
-  return ToError(FusedCotangents(device, convolution, division, arrays));
+  return FusedCotangents(device, convolution, division, arrays);
 }
 
-ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                          ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask,
-                          ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+const char* XCotangentImpl(Device& device, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::AnyBuffer d_columns,
+                           ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> d_x,
+                           ffi::Dictionary attributes) {
   Convolution convolution = DecodeSampling(attributes, offset, origin, mask);
   Sizes& sizes = convolution.sizes;
   DecodePart("d_columns", d_columns, sizes);
@@ -104,9 +102,8 @@ ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::A
   CheckType("d_x so far", d_x_in, wide);
   CheckShape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
   CheckShape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  Device device(context);
-  return ToError(
-      DCN_BEST(XCotangent)(device, dtype, sizes, convolution.positions, d_columns.untyped_data(), d_x->untyped_data()));
+  return DCN_BEST(XCotangent)(device, dtype, sizes, convolution.positions, d_columns.untyped_data(),
+                              d_x->untyped_data());
 }
 
 }  // namespace

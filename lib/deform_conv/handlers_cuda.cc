@@ -1,5 +1,5 @@
 // XLA FFI handlers of the cotangent of x from those of the columns, for backends that sort the samples first.
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "deform_conv/deform_conv.h"
@@ -20,10 +20,10 @@ void CheckTables(int64_t images, int64_t offset_groups, int64_t samples, int64_t
 }
 
 // Only the size of x counts.
-ffi::Error SortSamplesImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                           ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> samples,
-                           ffi::Result<ffi::AnyBuffer> cell_start, ffi::Result<ffi::AnyBuffer> workspace,
-                           ffi::Dictionary attributes) {
+const char* SortSamplesImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                            ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> samples,
+                            ffi::Result<ffi::AnyBuffer> cell_start, ffi::Result<ffi::AnyBuffer> workspace,
+                            ffi::Dictionary attributes) {
   Convolution convolution = DecodeSampling(attributes, offset, origin, mask);
   Sizes& sizes = convolution.sizes;
   CheckRank("samples", *samples, 4);
@@ -44,15 +44,13 @@ ffi::Error SortSamplesImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBu
              {sizes.images, sizes.offset_groups, sizes.samples(), SortedSampleWords(SumBytes(dtype))});
   CheckShape("cell_start", *cell_start, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
   CheckShape("workspace", *workspace, {sizes.images, sizes.offset_groups, sizes.samples()});
-  Device device(context);
-  return ToError(SortSamples(device, dtype, sizes, convolution.positions,
-                             {samples->untyped_data(), cell_start->typed_data<int32_t>()},
-                             workspace->typed_data<int32_t>()));
+  return SortSamples(device, dtype, sizes, convolution.positions,
+                     {samples->untyped_data(), cell_start->typed_data<int32_t>()}, workspace->typed_data<int32_t>());
 }
 
-ffi::Error GatherSamplesImpl(Device::Context context, ffi::AnyBuffer samples, ffi::AnyBuffer cell_start,
-                             ffi::AnyBuffer start, ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in,
-                             ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+const char* GatherSamplesImpl(Device& device, ffi::AnyBuffer samples, ffi::AnyBuffer cell_start, ffi::AnyBuffer start,
+                              ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::Result<ffi::AnyBuffer> d_x,
+                              ffi::Dictionary attributes) {
   CheckRank("samples", samples, 4);
   CheckType("samples", samples, ffi::S32);
   CheckType("cell_start", cell_start, ffi::S32);
@@ -95,9 +93,8 @@ ffi::Error GatherSamplesImpl(Device::Context context, ffi::AnyBuffer samples, ff
   CheckShape("samples", samples, {sizes.images_of_samples, sizes.offset_groups, sizes.sorted_samples, words});
   CheckShape("cell_start", cell_start, {sizes.images_of_samples, sizes.offset_groups, sizes.cells() + 1});
   CheckShape("d_columns", d_columns, {sizes.images, of_columns[1], of_columns[2], of_columns[3], sizes.channels});
-  Device device(context);
-  return ToError(GatherSamples(device, dtype, sizes, {samples.untyped_data(), cell_start.typed_data<int32_t>()},
-                               start.typed_data<int32_t>(), d_columns.untyped_data(), is_rounded, d_x->untyped_data()));
+  return GatherSamples(device, dtype, sizes, {samples.untyped_data(), cell_start.typed_data<int32_t>()},
+                       start.typed_data<int32_t>(), d_columns.untyped_data(), is_rounded, d_x->untyped_data());
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // Decodes the operands that all handlers of the convolution share, and checks them against each other.
 #pragma once
 
-#include <algorithm>
-#include <optional>
+#include <string_view>
 
 #include "deform_conv/fused.h"
 #include "ffi/checks.h"

@@ -2,15 +2,12 @@
 // repeat the checks of the Python layer, because a caller can call the handlers without it.
 #pragma once
 
-#include <algorithm>
 #include <cctype>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -154,11 +151,6 @@ inline int64_t DecodeWorkspaceSize(ffi::AnyBuffer workspace, int64_t min) {
   const int64_t size = workspace.dimensions()[0];
   Require(size >= min, "workspace has ", size, " elements, must have at least ", min);
   return size;
-}
-
-// The error that a handler returns for the result of a backend's function: nullptr, or a message.
-inline ffi::Error ToError(const char* failure) {
-  return failure ? ffi::Error::Internal(failure) : ffi::Error::Success();
 }
 
 }  // namespace dcn

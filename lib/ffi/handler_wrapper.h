@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <initializer_list>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -18,40 +17,46 @@
 
 namespace dcn {
 
-// Binds the remaining parameters of a handler's function, in order: the context of the Device, each operand
-// (ffi::AnyBuffer) and result (ffi::Result), those that remain, and the attributes.
+// Binds the remaining parameters of a handler's function, in order: each operand (ffi::AnyBuffer) and result
+// (ffi::Result), those that remain, and the attributes. XLA may capture calls of the function into a CUDA graph.
 template <typename Binding, typename Function>
-auto Bind(Binding&& binding, Function function, std::initializer_list<ffi::Traits> traits) {
-  return std::move(binding).To(function, traits);
+auto Bind(Binding&& binding, Function function) {
+  return std::move(binding).To(function, {ffi::Traits::kCmdBufferCompatible});
 }
 template <typename First, typename... Rest, typename Binding, typename Function>
-auto Bind(Binding&& binding, Function function, std::initializer_list<ffi::Traits> traits) {
+auto Bind(Binding&& binding, Function function) {
   if constexpr (std::is_same_v<First, ffi::AnyBuffer>) {
-    return Bind<Rest...>(std::move(binding).template Arg<ffi::AnyBuffer>(), function, traits);
+    return Bind<Rest...>(std::move(binding).template Arg<ffi::AnyBuffer>(), function);
   } else if constexpr (std::is_same_v<First, ffi::Result<ffi::AnyBuffer>>) {
-    return Bind<Rest...>(std::move(binding).template Ret<ffi::AnyBuffer>(), function, traits);
+    return Bind<Rest...>(std::move(binding).template Ret<ffi::AnyBuffer>(), function);
   } else if constexpr (std::is_same_v<First, ffi::RemainingArgs>) {
-    return Bind<Rest...>(std::move(binding).RemainingArgs(), function, traits);
+    return Bind<Rest...>(std::move(binding).RemainingArgs(), function);
   } else if constexpr (std::is_same_v<First, ffi::RemainingRets>) {
-    return Bind<Rest...>(std::move(binding).RemainingRets(), function, traits);
-  } else if constexpr (std::is_same_v<First, ffi::Dictionary>) {
-    return Bind<Rest...>(std::move(binding).template Attrs<ffi::Dictionary>(), function, traits);
+    return Bind<Rest...>(std::move(binding).RemainingRets(), function);
   } else {
-    static_assert(std::is_same_v<First, Device::Context>);
-    return Bind<Rest...>(std::move(binding).template Ctx<Device::Binding>(), function, traits);
+    static_assert(std::is_same_v<First, ffi::Dictionary>);
+    return Bind<Rest...>(std::move(binding).template Attrs<ffi::Dictionary>(), function);
   }
 }
 
-template <auto function, ffi::ExecutionStage stage, typename... Parameters>
-XLA_FFI_Error* CallBound(ffi::Error (*)(Parameters...), XLA_FFI_CallFrame* frame) {
-  // XLA may capture calls of the execute stage into a CUDA graph.
+// A handler's function has the Device as its first parameter, and returns null or an error message.
+template <auto function, typename... Parameters>
+XLA_FFI_Error* CallBound(const char* (*)(Device&, Parameters...), XLA_FFI_CallFrame* frame) {
   static auto* const handler = [] {
-    if constexpr (stage == ffi::ExecutionStage::kExecute) {
-      return Bind<Parameters...>(ffi::Ffi::Bind<stage>(), function, {ffi::Traits::kCmdBufferCompatible}).release();
-    } else {
-      return Bind<Parameters...>(ffi::Ffi::Bind<stage>(), function, {}).release();
-    }
+    const auto call = [](Device::Context context, Parameters... parameters) {
+      Device device(context);
+      const char* const failure = function(device, parameters...);
+      return failure ? ffi::Error::Internal(failure) : ffi::Error::Success();
+    };
+    return Bind<Parameters...>(ffi::Ffi::Bind().Ctx<Device::Binding>(), call).release();
   }();
+  return handler->Call(frame);
+}
+
+// That of the initialize stage has no parameters.
+template <auto function>
+XLA_FFI_Error* CallBound(ffi::Error (*)(), XLA_FFI_CallFrame* frame) {
+  static auto* const handler = ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().To(function).release();
   return handler->Call(frame);
 }
 
@@ -76,15 +81,15 @@ inline void CheckBuffers(int64_t count, void** buffers) {
 
 // Calls a handler's function. It rejects shapes whose element count overflows, and converts C++ exceptions to FFI
 // errors, because XLA is built without exceptions.
-template <auto function, ffi::ExecutionStage stage = ffi::ExecutionStage::kExecute>
+template <auto function>
 XLA_FFI_Error* CallFunction(const std::string_view name, XLA_FFI_CallFrame* frame) {
   const auto* extension = frame->extension_start;
   // A metadata query, which XLA makes at registration, has no operands to check.
-  if (extension && extension->type == XLA_FFI_Extension_Metadata) return CallBound<function, stage>(function, frame);
+  if (extension && extension->type == XLA_FFI_Extension_Metadata) return CallBound<function>(function, frame);
   try {
     CheckBuffers(frame->args.size, frame->args.args);
     CheckBuffers(frame->rets.size, frame->rets.rets);
-    return CallBound<function, stage>(function, frame);
+    return CallBound<function>(function, frame);
   } catch (const InvalidCall& failure) {
     const std::string message = std::string(name) + ": " + failure.what();
     return MakeError(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message.c_str());

@@ -77,43 +77,40 @@ void CheckPooled(const PoolSizes& sizes, ffi::AnyBuffer pooled) {
 }
 
 // Runs Pool or MaxPool.
-ffi::Error RunPooling(Device::Context context, const PoolOperands& operands, ffi::AnyBuffer x, ffi::AnyBuffer pooled,
-                      decltype(Pool)* pool) {
+const char* RunPooling(Device& device, const PoolOperands& operands, ffi::AnyBuffer x, ffi::AnyBuffer pooled,
+                       decltype(Pool)* pool) {
   CheckPooled(operands.sizes, pooled);
   CheckType("x", x, pooled.element_type());
-  Device device(context);
-  return ToError(pool(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(), pooled.untyped_data()));
+  return pool(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(), pooled.untyped_data());
 }
 
-ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
-                    ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
+const char* PoolImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
+                     ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   const PoolOperands operands =
       DecodePooling(attributes, pooled->element_type(), x, rois, OptionalOperand("offset", offset));
-  return RunPooling(context, operands, x, *pooled, DCN_BEST(Pool));
+  return RunPooling(device, operands, x, *pooled, DCN_BEST(Pool));
 }
 
-ffi::Error PoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                              ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+const char* PoolXCotangentImpl(Device& device, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled, ffi::RemainingArgs offset,
+                               ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
   const PoolOperands operands =
       DecodePooling(attributes, d_pooled.element_type(), *d_x, rois, OptionalOperand("offset", offset));
   CheckPooled(operands.sizes, d_pooled);
   CheckType("d_x", *d_x, rois.element_type());
-  Device device(context);
-  return ToError(DCN_BEST(PoolXCotangent)(device, operands.dtype, operands.sizes, operands.rois,
-                                          d_pooled.untyped_data(), d_x->untyped_data()));
+  return DCN_BEST(PoolXCotangent)(device, operands.dtype, operands.sizes, operands.rois, d_pooled.untyped_data(),
+                                  d_x->untyped_data());
 }
 
-ffi::Error PoolOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-                                   ffi::AnyBuffer d_pooled, ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
-                                   ffi::Dictionary attributes) {
+const char* PoolOffsetCotangentImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                                    ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
+                                    ffi::Dictionary attributes) {
   const PoolOperands operands = DecodePooling(attributes, d_pooled.element_type(), x, rois, offset);
   CheckPooled(operands.sizes, d_pooled);
   CheckType("x", x, d_pooled.element_type());
   CheckType("d_offset", *d_offset, offset.element_type());
   CheckShape("d_offset", *d_offset, DimensionsOf(offset));
-  Device device(context);
-  return ToError(DCN_BEST(PoolOffsetCotangent)(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
-                                               d_pooled.untyped_data(), d_offset->untyped_data()));
+  return DCN_BEST(PoolOffsetCotangent)(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
+                                       d_pooled.untyped_data(), d_offset->untyped_data());
 }
 
 // The checks of a max pooling, which has no offset, and reads every channel in each bin.
@@ -129,31 +126,28 @@ void CheckArgmax(const PoolSizes& sizes, ffi::AnyBuffer argmax) {
   CheckShape("argmax", argmax, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
 }
 
-ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-                       ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
+const char* MaxPoolImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::Result<ffi::AnyBuffer> pooled,
+                        ffi::Dictionary attributes) {
   const PoolOperands operands = DecodeMaxPooling(attributes, pooled->element_type(), x, rois);
-  return RunPooling(context, operands, x, *pooled, DCN_BEST(MaxPool));
+  return RunPooling(device, operands, x, *pooled, DCN_BEST(MaxPool));
 }
 
-ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-                             ffi::Result<ffi::AnyBuffer> argmax, ffi::Dictionary attributes) {
+const char* MaxPoolArgmaxImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::Result<ffi::AnyBuffer> argmax,
+                              ffi::Dictionary attributes) {
   const PoolOperands operands = DecodeMaxPooling(attributes, x.element_type(), x, rois);
   CheckArgmax(operands.sizes, *argmax);
-  Device device(context);
-  return ToError(DCN_BEST(MaxPoolArgmax)(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
-                                         static_cast<int32_t*>(argmax->untyped_data())));
+  return DCN_BEST(MaxPoolArgmax)(device, operands.dtype, operands.sizes, operands.rois, x.untyped_data(),
+                                 static_cast<int32_t*>(argmax->untyped_data()));
 }
 
-ffi::Error MaxPoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                                 ffi::AnyBuffer argmax, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+const char* MaxPoolXCotangentImpl(Device& device, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled, ffi::AnyBuffer argmax,
+                                  ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
   const PoolOperands operands = DecodeMaxPooling(attributes, d_pooled.element_type(), *d_x, rois);
   CheckPooled(operands.sizes, d_pooled);
   CheckType("d_x", *d_x, rois.element_type());
   CheckArgmax(operands.sizes, argmax);
-  Device device(context);
-  return ToError(DCN_BEST(MaxPoolXCotangent)(device, operands.dtype, operands.sizes, operands.rois,
-                                             d_pooled.untyped_data(),
-                                             static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
+  return DCN_BEST(MaxPoolXCotangent)(device, operands.dtype, operands.sizes, operands.rois, d_pooled.untyped_data(),
+                                     static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data());
 }
 
 }  // namespace

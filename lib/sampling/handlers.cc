@@ -3,7 +3,6 @@
 #include "sampling/sampling.h"
 
 #include <algorithm>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -61,19 +60,17 @@ SamplingSizes DecodeSampling(const ffi::Dictionary& attributes, DType dtype, ffi
   return sizes;
 }
 
-ffi::Error SamplingImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer locations,
-                        ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
+const char* SamplingImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer locations, ffi::Result<ffi::AnyBuffer> out,
+                         ffi::Dictionary attributes) {
   const DType dtype = DecodeDType(out->element_type());
   const SamplingSizes sizes = DecodeSampling(attributes, dtype, x, locations, *out);
   CheckType("x", x, out->element_type());
-  Device device(context);
-  return ToError(
-      DCN_BEST(Sample)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(), out->untyped_data()));
+  return DCN_BEST(Sample)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(), out->untyped_data());
 }
 
-ffi::Error SamplingXCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
-                                  ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
-                                  ffi::Dictionary attributes) {
+const char* SamplingXCotangentImpl(Device& device, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
+                                   ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
+                                   ffi::Dictionary attributes) {
   const DType dtype = DecodeDType(d_out.element_type());
   const SamplingSizes sizes = DecodeSampling(attributes, dtype, *d_x, locations, d_out);
   const bool is_wide = d_x->element_type() != d_out.element_type();
@@ -81,23 +78,19 @@ ffi::Error SamplingXCotangentImpl(Device::Context context, ffi::AnyBuffer locati
   int64_t min_workspace_size = 0;
   if constexpr (Device::kNeedsWorkspace) min_workspace_size = MinWorkspaceSize(dtype, sizes);
   const int64_t workspace_size = DecodeWorkspaceSize(*workspace, min_workspace_size);
-  Device device(context);
-  return ToError(DCN_BEST(SamplingXCotangent)(device, dtype, sizes, locations.untyped_data(), d_out.untyped_data(),
-                                              is_wide, d_x->untyped_data(), workspace->typed_data<int32_t>(),
-                                              workspace_size));
+  return DCN_BEST(SamplingXCotangent)(device, dtype, sizes, locations.untyped_data(), d_out.untyped_data(), is_wide,
+                                      d_x->untyped_data(), workspace->typed_data<int32_t>(), workspace_size);
 }
 
-ffi::Error LocationsCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer locations,
-                                  ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_locations,
-                                  ffi::Dictionary attributes) {
+const char* LocationsCotangentImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
+                                   ffi::Result<ffi::AnyBuffer> d_locations, ffi::Dictionary attributes) {
   const DType dtype = DecodeDType(d_out.element_type());
   const SamplingSizes sizes = DecodeSampling(attributes, dtype, x, locations, d_out);
   CheckType("x", x, d_out.element_type());
   CheckType("d_locations", *d_locations, locations.element_type());
   CheckShape("d_locations", *d_locations, DimensionsOf(locations));
-  Device device(context);
-  return ToError(DCN_BEST(SamplingLocationsCotangent)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(),
-                                                      d_out.untyped_data(), d_locations->untyped_data()));
+  return DCN_BEST(SamplingLocationsCotangent)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(),
+                                              d_out.untyped_data(), d_locations->untyped_data());
 }
 
 }  // namespace
