@@ -8,8 +8,8 @@
 namespace dcn {
 
 // An image is cut into row strips of kStripRows rows (the last may have fewer), and the pixels of a strip are numbered
-// column by column. A run of numbers is then nearly square, so that the samples of its pixels read overlapping parts of
-// x, which the L1 cache holds.
+// column by column. A run of numbers is then nearly square, so that the samples of its pixels read overlapping regions
+// of x, which the L1 cache holds.
 constexpr int kStripRows = 8;
 
 // Finds the pixel that has a number in strip order, of one image.

@@ -19,8 +19,8 @@
 namespace dcn {
 namespace {
 
-// The operands of a sort, with divisors for its indices. A table has the samples of an image and offset group, of which an id is
-// output pixel · taps + tap.
+// The operands of a sort, with divisors for its indices. A table has the samples of an image and offset group, of which
+// an id is output pixel · taps + tap.
 struct Tables {
   Sizes sizes;
   Positions positions;

@@ -43,12 +43,12 @@ inline void Print(std::ostream& message, ffi::DataType type) {
   for (const char letter : name.str()) message << char(std::tolower(letter));
 }
 
-// Throws unless the condition holds. The parts of the message are joined only then.
-template <typename... Parts>
-void Require(bool condition, const Parts&... parts) {
+// Throws unless the condition holds. The pieces of the message are joined only then.
+template <typename... Pieces>
+void Require(bool condition, const Pieces&... pieces) {
   if (condition) return;
   std::ostringstream message;
-  (Print(message, parts), ...);
+  (Print(message, pieces), ...);
   throw InvalidCall(message.str());
 }
 

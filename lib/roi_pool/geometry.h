@@ -27,7 +27,8 @@ enum class RoiConvention : int32_t { kRounded, kAligned, kUnaligned };
 struct PoolSizes {
   int64_t batches, images, height, width, channels, rois, classes;
   // Rows and columns of bins, channel groups and parts of an RoI, and of sample points per bin; 0 points: adaptive, one
-  // per pixel of the bin, rounded up. A part, as the paper calls it, is a cell of the RoI that has an offset of its own.
+  // per pixel of the bin, rounded up. A part, as the paper calls it, is a cell of the RoI that has an offset of its
+  // own.
   int32_t output[2], group[2], part[2], points[2];
   RoiConvention convention;
   double spatial_scale, trans_std;

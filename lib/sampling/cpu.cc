@@ -85,7 +85,7 @@ DCN_INLINE void SampleOne(const SampleTaps<Accumulator<T>>& taps, const T* image
   }
 }
 
-// The two to four channels of a pixel, loaded one by one: a vector that is copied from parts in memory would wait for
+// The two to four channels of a pixel, loaded one by one: a vector that is copied from pieces in memory would wait for
 // their stores.
 template <int kChannels, typename T>
 DCN_INLINE Vector<Accumulator<T>, 4> LoadFew(const T* from) {

@@ -11,7 +11,7 @@ from tests.helpers.deform_conv.numpy_reference import Convolution
 
 SAME = Convolution(padding="SAME")
 CASES = [
-    Case("ragged_strips", (9, 17), 32, 16, (3, 3), convolution=SAME),
+    Case("ragged_packets", (9, 17), 32, 16, (3, 3), convolution=SAME),
     Case("many_channels", (4, 5), 144, 6, (2, 2), convolution=Convolution(padding="VALID")),
     Case("2_groups_3_offset_groups", (3, 5), 48, 36, (2, 3), 3, convolution=Convolution((2, 1), 1, (1, 2), 2)),
     Case("4_groups_2_offset_groups", (4, 3), 128, 32, (2, 2), 2, convolution=Convolution((1, 1), 1, (1, 1), 4)),
@@ -31,7 +31,7 @@ def test_values(case, dtype):
     check(case, dtype, *narrowed(case, dtype), "im2col")
 
 
-@pytest.mark.parametrize("name", ["ragged_strips", "torus"])
+@pytest.mark.parametrize("name", ["ragged_packets", "torus"])
 @pytest.mark.parametrize("values", [[np.nan], [np.inf, -np.inf]], ids=["nan", "inf"])
 def test_nonfinite_offsets(values, name):
     case, random = CASE[name], np.random.default_rng(0)
