@@ -6,6 +6,7 @@ It prints the bytes of each kind of collective, read from programs that are comp
 import argparse
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +19,12 @@ from benchmarks.lowering.hlo import KINDS, collectives
 from benchmarks.measurements.detectors import transformers
 from benchmarks.reports.formatting import markdown
 from examples import detr
-from examples.detr import optimiser, training, weights
+from examples.detr import training, weights
 from examples.detr.data import Batch
-from examples.detr.evaluate import Detector
 from examples.detr.images import Preprocessor
 from examples.detr.matching import Targets
 from examples.library.devices import mesh_of
-from examples.library.loop import first_state
+from examples.library.training import first_state, train_step
 from examples.rcnn import RCNN, Config, losses, train
 from examples.rcnn.weights import shapes
 
@@ -33,27 +33,21 @@ SMALL = json.loads((Path(detr.__file__).parent / "small.json").read_text())
 
 
 def of_transformer(config, side):
-    """The jitted step, its static arguments, and the shapes of the state and of the batch."""
+    """The loss, the recipe, and the shapes of the variables and of the batch."""
     config = weights.with_labels(config, [str(number) for number in range(CLASSES)])
     model, kind = weights.make_model(config), config["model_type"]
     checkpoint = weights.Checkpoint(model, weights.shapes(model), config, Preprocessor.from_json(kind, {}))
-    recipe = optimiser.Recipe(1000, DEVICES, **optimiser.RECIPES[kind])
-    state = jax.eval_shape(partial(training.first_state, recipe=recipe), checkpoint.variables)
     targets = Targets(jnp.zeros((DEVICES, OBJECTS, 4)), jnp.zeros((DEVICES, OBJECTS), int))
     batch = Batch(jnp.zeros((DEVICES, side, side, 3), "uint8"), jnp.ones((DEVICES, side, side), bool), targets)
-    return training.train_step, (Detector.of(checkpoint), weights.criterion(checkpoint), recipe), state, batch
+    return training.Loss.of(checkpoint), training.RECIPES[kind], checkpoint.variables, batch
 
 
 def of_mask_rcnn(config, side):
     """The same of Mask R-CNN."""
-    model, recipe = RCNN(config), train.Recipe(1000, DEVICES)
-    variables = shapes(model)
-    state = jax.eval_shape(partial(first_state, optimiser=train.make_optimiser(recipe)), variables["params"])
-    statistics = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), variables["batch_stats"])
-    masks = jnp.zeros((DEVICES, OBJECTS, side, side), "uint8")
+    model, masks = RCNN(config), jnp.zeros((DEVICES, OBJECTS, side, side), "uint8")
     boxes, labels = jnp.zeros((DEVICES, OBJECTS, 4)), jnp.zeros((DEVICES, OBJECTS), int)
     batch = losses.Batch(jnp.zeros((DEVICES, side, side, 3), "uint8"), boxes, labels, masks)
-    return train.train_step, (model, recipe, statistics), state, batch
+    return train.Loss(model), train.RECIPE, shapes(model), batch
 
 
 def placed(tree, spec):
@@ -76,14 +70,15 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     rows = [["MB", "parameters", *KINDS]]
     for name in names:
-        step, static, state, batch = STEPS[name]()
+        loss, recipe, variables, batch = STEPS[name]()
+        recipe = replace(recipe, batch_size=DEVICES)
+        state = jax.eval_shape(partial(first_state, recipe), variables)
         with jax.set_mesh(mesh_of(jax.devices())):
-            lowered = step.lower(*static, placed(state, P()), placed(batch, P("data")))
+            lowered = train_step.lower(loss, recipe, placed(state, P()), placed(batch, P("data")))
         total = Counter()
         for one in collectives(lowered.compile()):
             total[one.kind] += one.bytes
-        params = state.params if hasattr(state, "params") else state.variables["params"]
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(variables["params"]))
         rows.append([name, *(f"{number / 1e6:.2f}" for number in (size, *(total[kind] for kind in KINDS)))])
     print(markdown(rows))
 

@@ -12,7 +12,6 @@ import os
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,8 +27,9 @@ from benchmarks.support.memory import kibibytes
 from benchmarks.support.sources import commit
 from examples.detr.data import Loading, training_batches
 from examples.library.coco import read
-from examples.library.loop import Start, fit
+from examples.library.loop import Work, fit
 from examples.library.options import read_data
+from examples.library.recipe import Recipe
 
 IMAGES, OBJECTS, CLASSES = 118_000, 860_000, 80
 BATCHES, STEPS = 50, 20_000
@@ -75,7 +75,7 @@ def start(folder: Path, masks: bool) -> list[str]:
     files = {"annotations": folder / "annotations.json", "images": folder, "validation": None}
     settings = dict.fromkeys(("evaluate_only", "objects", "background", "no_mirror"))
     dataset, _ = read_data(argparse.Namespace(**files, **settings), masks)
-    next(training_batches(dataset, Loading(((64, 64),), 16), range(1)))
+    next(training_batches(dataset, Loading(((64, 64),), batch_size=16), range(1)))
     seconds = time.perf_counter() - began, time.process_time() - used
     return [f"{files['annotations'].stat().st_size / 1e6:.0f}", *(f"{one:.1f}" for one in seconds), gibibytes("VmHWM")]
 
@@ -87,7 +87,7 @@ def loading(folder: Path) -> list[list[str]]:
     for workers in (1, 2):
         found = []
         for processes in (False, True):
-            settings = Loading(((640, 640),), 4, workers=workers, processes=processes)
+            settings = Loading(((640, 640),), batch_size=4, workers=workers, processes=processes)
             made = training_batches(dataset, settings, range(BATCHES + 4 * workers))
             for _ in islice(made, 2 * workers):
                 pass
@@ -107,15 +107,6 @@ def seconds_of_cores() -> float:
     return time.process_time() + sum(sum(map(int, one.rsplit(") ")[1].split()[11:13])) / ticks for one in others)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Of the loop."""
-
-    steps: int
-    evaluate_every: int
-    checkpoint_every: int = 1000
-
-
 def loop(folder: Path) -> list[list[str]]:
     """Milliseconds per step, memory, and the size of a checkpoint, for each fifth of the steps."""
     rows = []
@@ -125,13 +116,13 @@ def loop(folder: Path) -> list[list[str]]:
         return {"sum": state["sum"] + batch}, {"loss": state["sum"]}
 
     def evaluate(state, count, scores):
-        size = sum(file.stat().st_size for file in (folder / str(count)).rglob("*"))
+        size = sum(file.stat().st_size for file in (folder / "checkpoints" / str(count)).rglob("*"))
         rows.append([f"{count:,}", gibibytes("VmRSS"), f"{size / 1e3:.2f}"])
         return {}
 
     begin = {"sum": jnp.zeros(())}
-    recipe = Recipe(STEPS, STEPS // 5)
-    found = fit(step, Start(lambda: begin, begin), partial(map, float), recipe, folder, evaluate=evaluate)
+    recipe = Recipe(STEPS, checkpoint_every=1000, evaluate_every=STEPS // 5)
+    found = fit(Work(step, lambda: begin, begin, partial(map, float), evaluate), recipe, folder)
     times = np.reshape(found.log.column("milliseconds"), (5, -1))
     return [[row[0], f"{np.median(part):.3f}", *row[1:]] for row, part in zip(rows, times, strict=True)]
 

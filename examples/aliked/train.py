@@ -7,27 +7,26 @@ python -m examples.aliked.train ... --resume                 # continue a run th
 It writes OUT/model.npz, with the names of the published weights: `--weights` of `python -m examples.aliked` takes it.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from examples.library import trainer
 from examples.library.batches import ahead
-from examples.library.checkpoints import StartError, locked
 from examples.library.command_line import Parser
-from examples.library.devices import fit_on
-from examples.library.files import digest
-from examples.library.loop import State, first_state, update
+from examples.library.files import digest, digest_of_json
+from examples.library.loop import Options
 from examples.library.objects import pictures
-from examples.library.options import add_recipe, checked_recipe
-from examples.library.photographs import ImageError
+from examples.library.options import COUNT, add_recipe, add_run, check_run, chosen_recipe
+from examples.library.recipe import Recipe
+from examples.library.training import Results, Task, train
 
 from .homographies import project, random_homography, warp
 from .images import read
@@ -38,28 +37,7 @@ from .weights import save
 PROGRAM = "python -m examples.aliked.train"
 REPROJECTION, DISPERSITY, DESCRIPTORS = 1.0, 0.5, 5.0  # weights of the losses, as in the paper
 NEAR, TEMPERATURE = 5.0, 0.1  # the largest distance of a pair in pixels, and of the similarity of descriptors
-RECIPE_HELP = {
-    "batch_size": "photographs in a step",
-    "learning_rate": "of Adam",
-    "count": "keypoints of an image",
-    "checkpoint_every": "steps",
-}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the model is trained. count: keypoints of an image."""
-
-    steps: int
-    batch_size: int = 2
-    learning_rate: float = 1e-4
-    count: int = 400
-    clip_norm: float = 1.0
-    seed: int = 0
-    checkpoint_every: int = 100
-
-    accumulate: ClassVar = 1
-    changeable: ClassVar = ("steps",)  # of a run that is resumed
+RECIPE = Recipe(weight_decay=0.0, warmup=0, checkpoint_every=100)
 
 
 def losses(first: Found, second: Found, homography: jax.Array) -> jax.Array:
@@ -85,41 +63,37 @@ def mean_where(chosen: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.where(chosen, values, 0).sum() / jnp.maximum(chosen.sum(), 1)
 
 
-@partial(jax.jit, static_argnames=("model", "recipe"), donate_argnames="state")
-def train_step(
-    model: Aliked, recipe: Recipe, statistics: Any, state: State, batch: tuple[jax.Array, jax.Array]
-) -> tuple[State, dict[str, jax.Array]]:
-    """One step on pixels, uint8 [N, H, W, 3], and their mask: the new state and the loss.
+@dataclass(frozen=True)
+class Loss:
+    """The loss of photographs, uint8 [N, H, W, 3], and their mask, and the statistics, which stay what they are.
 
-    Each image gets a random view with other light and noise.
+    Each image gets a random view with other light and noise. count: keypoints of an image.
     """
-    pixels, mask = batch
-    key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
 
-    def view(pixels, mask, key):
-        keys = jax.random.split(key, 4)
-        homography = random_homography(keys[0], mask.shape)
-        warped, warped_mask = warp(pixels, mask, homography)
-        contrast = jax.random.uniform(keys[1], (3,), minval=0.7, maxval=1.3)
-        light = jax.random.uniform(keys[2], (), minval=-0.1, maxval=0.1)
-        noise = 0.02 * jax.random.normal(keys[3], pixels.shape)
-        return (warped / 255.0 * contrast + light + noise).clip(0, 1), warped_mask, homography
+    model: Aliked
+    count: int = 400
 
-    views, masks, homographies = jax.vmap(view)(pixels, mask, jax.random.split(key, len(pixels)))
-    images, masks = jnp.concatenate([pixels / 255.0, views]), jnp.concatenate([mask, masks])
-
-    def loss(params):
-        found = model.apply({"params": params, "batch_stats": statistics}, images, recipe.count, mask=masks)
+    def __call__(
+        self, variables: dict[str, Any], batch: tuple[jax.Array, jax.Array], key: jax.Array
+    ) -> tuple[dict[str, jax.Array], Any]:
+        pixels, mask = batch
+        views, masks, homographies = jax.vmap(view)(pixels, mask, jax.random.split(key, len(pixels)))
+        images, masks = jnp.concatenate([pixels / 255.0, views]), jnp.concatenate([mask, masks])
+        found = self.model.apply(variables, images, self.count, mask=masks)
         pairs = jax.tree.map(lambda leaf: leaf.reshape(2, -1, *leaf.shape[1:]), found._replace(score_map=None))
         first, second = (jax.tree.map(lambda leaf, side=side: leaf[side], pairs) for side in (0, 1))
-        return jax.vmap(losses)(first, second, homographies).mean()
-
-    return update(state, make_optimiser(recipe), loss)
+        return {"keypoints": jax.vmap(losses)(first, second, homographies).mean()}, variables["batch_stats"]
 
 
-def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
-    """Adam, after clipping the norm of the gradients."""
-    return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.adam(recipe.learning_rate))
+def view(pixels: jax.Array, mask: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A random view of an image with other light and noise, its mask, and the homography."""
+    keys = jax.random.split(key, 4)
+    homography = random_homography(keys[0], mask.shape)
+    warped, warped_mask = warp(pixels, mask, homography)
+    contrast = jax.random.uniform(keys[1], (3,), minval=0.7, maxval=1.3)
+    light = jax.random.uniform(keys[2], (), minval=-0.1, maxval=0.1)
+    noise = 0.02 * jax.random.normal(keys[3], pixels.shape)
+    return (warped / 255.0 * contrast + light + noise).clip(0, 1), warped_mask, homography
 
 
 def batches(
@@ -142,47 +116,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("folder", type=Path, help="the folder of the photographs")
     add_model(parser)
-    add_recipe(parser, Recipe, RECIPE_HELP)
-    add("--steps", type=int, default=1000, help="steps of the optimiser (%(default)s)")
-    add("--out", type=Path, default=Path("out/aliked"), help="the folder to write to (%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any")
-    add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
+    add("--count", type=COUNT, default=Loss.count, help="keypoints of an image (%(default)s)")
+    add_recipe(add, {"aliked": RECIPE}, ["backbone_rate", "evaluate_every"])
+    add_run(add, "out/aliked")
     options = parser.parse_args(arguments)
-    recipe = Recipe(options.steps, **checked_recipe(parser, options, RECIPE_HELP))
-    size, result = tuple(options.size), options.out / "model.npz"
+    check_run(parser, options)
+    size = tuple(options.size)
     if not options.folder.is_dir():
         parser.error(f"the folder of the photographs must be one, got {options.folder}")
-    if options.overwrite and options.weights and options.weights.resolve() == result.resolve():
-        parser.error(f"--weights must not be what --overwrite deletes, got {options.weights}")
+    recipe, results = chosen_recipe(options, RECIPE), Results(save, ".npz")
     try:
+        trainer.check_start(options, results, "weights")
         model, variables = model_of(options)
         paths = [path for path, _ in pictures([options.folder], options.out)]
-        with locked(options.out):
-            run = fit_on(
-                jax.devices()[:1],
-                partial(train_step, model, recipe, variables["batch_stats"]),
-                partial(first_state, optimiser=make_optimiser(recipe)),
-                variables["params"],
-                partial(batches, paths, size, recipe),
-                recipe,
-                options.out / "checkpoints",
-                settings={
-                    "SHA-256 of the weights": digest(weights_of(options)),
-                    "dtype": options.dtype,
-                    "size": size,
-                    "photographs": hashlib.sha256("\n".join(path.name for path in paths).encode()).hexdigest()[:16],
-                    "images": str(options.folder.resolve()),
-                },
-                changeable=["images"],  # the folder may have moved
-                resume=options.resume,
-                overwrite=options.overwrite,
-                log=options.out / "log.jsonl",
-                outputs=[result],
-            )
-            save(result, variables | {"params": jax.device_get(run.state.params)})
-    except (StartError, ImageError, ImportError, OSError, ValueError) as error:
-        raise SystemExit("\n".join([f"{PROGRAM}: error: {error}", *getattr(error, "__notes__", [])])) from error
-    print(f"The weights are {result}.")
+    except (ImportError, OSError, ValueError) as error:
+        parser.error(str(error))
+    settings = {
+        "SHA-256 of the weights": digest(weights_of(options)),
+        "dtype": options.dtype,
+        "size": size,
+        "count": options.count,
+        "photographs": digest_of_json([path.name for path in paths]),
+        "images": str(options.folder.resolve()),
+    }
+    changeable = [*options.changeable, "images"]  # the folder may have moved
+    how = Options(options.existing, settings, changeable, None, options.tensorboard, jax.devices()[:1])
+    task = Task(recipe, variables, Loss(model, options.count), partial(batches, paths, size, recipe), None, results)
+    with trainer.ending(PROGRAM):
+        train(task, options.out, how)
+    print(f"The weights are {options.out / 'model.npz'}.")
 
 
 if __name__ == "__main__":

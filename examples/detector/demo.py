@@ -4,21 +4,24 @@ python -m examples.detector.demo
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 from matplotlib.figure import Figure
 
-from examples.library.checkpoints import StartError, locked
 from examples.library.command_line import Parser
 from examples.library.files import replaced
+from examples.library.loop import Options
 from examples.library.objects import check_picture
+from examples.library.trainer import ending
+from examples.library.training import train
 
 from . import evaluate, scenes
 from .model import Detector, detect
 from .pictures import clearest_object, draw_scene, strongest_class
 from .sampling import add_legend, deformable_layers, draw_samples
-from .train import Recipe, train
+from .train import RECIPE, task_of
 
 PICTURED_SCENES = 8
 WIDTHS, BLOCKS = (16, 32, 64, 64), (1, 1, 2)  # fewer than by default, so that it is trained in a minute
@@ -40,15 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_picture(parser, "--out", out)
     model = Detector(len(scenes.CLASSES), WIDTHS, BLOCKS)
     print("Training: one to two minutes on two CPU cores, after some seconds for compiling")
-    recipe = Recipe(options.steps, options.batch_size)
-    folder = out.with_suffix("")
-    again = {"resume": options.resume, "overwrite": True}
-    try:
-        with locked(folder):
-            finished = train(model, recipe, folder / "checkpoints", devices=jax.devices()[:1], **again)
-    except (StartError, OSError) as error:
-        parser.error(str(error))
-    params = jax.device_get(finished.state.params)
+    recipe = replace(RECIPE, steps=options.steps, batch_size=options.batch_size, warmup=options.steps // 20)
+    how = Options("resume" if options.resume else "overwrite", devices=jax.devices()[:1])
+    with ending(parser.prog):
+        finished = train(task_of(model, recipe), out.with_suffix(""), how)
+    params = jax.device_get(finished.state.best["params"])
     print("Detecting digits in scenes that the training has not shown: a few seconds")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     found = [jax.device_get(detect(model, params, batch.images)) for batch in truth]

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from PIL import Image
 
-from examples.library import augment
+from examples.library import augment, loading
 from examples.library.augment import Example
-from examples.library.batches import ahead, filled_batches
-from examples.library.coco import SPARE, Dataset, in_turn, open_image, padded_count, usable, without_errors
-from examples.library.devices import own_rows
+from examples.library.batches import filled_batches
+from examples.library.coco import Dataset, open_image
 
 from .images import LIMITS, SIDES, Preprocessor, padded, resized
 from .matching import Targets
@@ -28,66 +26,46 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Loading:
+class Loading(loading.Loading):
     """How examples are made.
 
-    sizes: (height, width) of batches; each has a random one of them. objects: the first of an image that are kept, by
-    default all. background: whether images without annotations are trained on. keeps_ratio: whether images are resized
-    with their ratio and padded, as for Deformable DETR. augmented: whether the authors' augmentations are applied.
-    mirrors: whether images may be mirrored. resample: PIL's filter that resizes images to the size. workers: threads,
-    or processes. skips_damaged: as of `usable`.
+    sizes: (height, width) of batches; each has a random one of them. keeps_ratio: whether images are resized with their
+    ratio and padded, as for Deformable DETR. augmented: whether the authors' augmentations are applied. resample: PIL's
+    filter that resizes images to the size.
     """
 
     sizes: tuple[tuple[int, int], ...]
-    batch_size: int
-    objects: int | None = None
-    background: bool = False
     keeps_ratio: bool = False
     augmented: bool = True
-    mirrors: bool = True
     resample: int = Image.Resampling.BILINEAR
-    workers: int = 2
-    processes: bool = False
-    skips_damaged: bool = False
-    seed: int = 0
 
 
-def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
-    """The `own_rows` of the batches of the steps in `steps`, which depend only on the seed and the step.
+def training_batches(dataset: Dataset, settings: Loading, steps: range) -> Iterator[Batch]:
+    """The training batches of the steps in `steps`, as of `loading.training_batches`."""
 
-    Examples are in the order of `in_turn`.
-    """
-    example_of, rows = in_turn(dataset, loading.seed, loading.background), own_rows(loading.batch_size)
-    count = loading.batch_size + SPARE * loading.skips_damaged
+    def draw(example_of):
+        count = settings.batch_size
+        for step in steps:
+            rng = np.random.default_rng((settings.seed, step, len(settings.sizes)))
+            size = settings.sizes[rng.integers(len(settings.sizes))]
+            yield size, [example_of(step * count + row) for row in range(count)], (step + 1) * count
 
-    def job(step):
-        choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
-        chosen = [example_of(step * loading.batch_size + row) for row in range(count)]
-        return dataset.part(image for image, _ in chosen), chosen, rows, loading.sizes[choice]
-
-    make = partial(_training_batch, loading)
-    return without_errors(ahead(make, map(job, steps), loading.workers, loading.processes))
+    return loading.training_batches(dataset, settings, draw, _example, batched)
 
 
-def _training_batch(loading, job):
-    """The rows of a batch of the images and seeds chosen for it, and the errors of images that were left out."""
-    dataset, chosen, rows, size = job
-
-    def example(image, seed):
-        found, rng = load(dataset, image, loading.objects), np.random.default_rng(seed)
-        if loading.augmented:
-            found = augmented(found, rng, loading.keeps_ratio)
-        if loading.mirrors:
-            found = augment.mirror(found, rng)
-        return fitted(found, size, loading)
-
-    examples, errors = usable(example, chosen, rows, loading.batch_size)
-    most = loading.objects or padded_count(max(dataset.counts))  # the same in all processes
-    return batched(examples, most), errors
+def _example(settings, dataset, chosen, size):
+    """An image and its objects, augmented and fitted into a size, from its number and the seed of its changes."""
+    image, seed = chosen
+    found, rng = load(dataset, image, settings.objects), np.random.default_rng(seed)
+    if settings.augmented:
+        found = augmented(found, rng, settings.keeps_ratio)
+    if settings.mirrors:
+        found = augment.mirror(found, rng)
+    return fitted(found, size, settings)
 
 
 def evaluation_batches(
-    dataset: Dataset, processor: Preprocessor, loading: Loading
+    dataset: Dataset, processor: Preprocessor, settings: Loading
 ) -> Iterator[tuple[Sequence[int], tuple[np.ndarray, np.ndarray]]]:
     """The ids of images, and their pixels and masks, as of `Batch`. processor: must give all images one size."""
 
@@ -98,7 +76,7 @@ def evaluation_batches(
         images, masks = zip(*examples, strict=True)
         return np.concatenate(images), np.concatenate(masks)
 
-    return filled_batches(dataset.images, loading.batch_size, load_processed, stack, loading.workers)
+    return filled_batches(dataset.images, settings.batch_size, load_processed, stack, settings.workers)
 
 
 def load(dataset: Dataset, image: int, objects: int | None = None) -> Example:
@@ -126,10 +104,10 @@ def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> 
     return example
 
 
-def fitted(example: Example, size: tuple[int, int], loading: Loading) -> tuple[Example, tuple[int, int]]:
+def fitted(example: Example, size: tuple[int, int], settings: Loading) -> tuple[Example, tuple[int, int]]:
     """An example resized to (height, width), or with its ratio into the top left corner, and how much it fills."""
-    shape = fitted_shape(*example.image.shape[:2], size, loading.keeps_ratio)
-    found = augment.sanitise(augment.resize(example, *shape, loading.resample))
+    shape = fitted_shape(*example.image.shape[:2], size, settings.keeps_ratio)
+    found = augment.sanitise(augment.resize(example, *shape, settings.resample))
     return found._replace(image=padded(found.image, size)), shape
 
 

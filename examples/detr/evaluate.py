@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from examples.library import precision
+from examples.library import loading, precision
 from examples.library.boxes import centre_to_corners
 from examples.library.coco import Dataset
-from examples.library.devices import gathered, shared
+from examples.library.devices import shared
 from examples.library.objects import PALETTE, draw_box
 
 from .data import Loading, evaluation_batches
@@ -71,23 +71,31 @@ def find(detector: Detector, variables: dict[str, Any], images: jax.Array, mask:
 
 
 def evaluated(
-    detector: Detector, variables: dict[str, Any], dataset: Dataset, processor: Preprocessor, loading: Loading
+    detector: Detector, variables: dict[str, Any], dataset: Dataset, processor: Preprocessor, settings: Loading
 ) -> precision.Evaluation:
     """COCO's AP, AP50 and AP75, and AP of each class, on all images of a data set, which the processes share."""
-    listed = []
-    for ids, batch in evaluation_batches(dataset, processor, loading):
-        found = jax.device_get(find(detector, variables, *shared(batch)))[:3]
-        for image, scores, labels, boxes in zip(ids, *found, strict=False):
-            info = dataset.annotations.imgs[image]
-            precision.check_finite(info["file_name"], scores, boxes)
-            size = np.array([info["width"], info["height"]] * 2)
-            for score, label, box in zip(scores, labels, boxes, strict=True):
-                category = dataset.categories[label]
-                if category is not None:  # a class that the annotations have
-                    found_object = {"image_id": image, "category_id": category, "score": float(score)}
-                    listed.append(found_object | {"bbox": precision.corners_to_sides(box * size)})
-    listed = gathered(listed)
-    return precision.Evaluation(listed, precision.average_precision(dataset.annotations, listed, of_classes=True))
+
+    def results(image, found):
+        info = dataset.annotations.imgs[image]
+        precision.check_finite(info["file_name"], found[0], found[2])
+        size = np.array([info["width"], info["height"]] * 2)
+        return [
+            {
+                "image_id": image,
+                "category_id": dataset.categories[label],
+                "score": float(score),
+                "bbox": precision.corners_to_sides(box * size),
+            }
+            for score, label, box in zip(*found, strict=True)
+            if dataset.categories[label] is not None  # a class that the annotations have
+        ]
+
+    return loading.evaluated(
+        evaluation_batches(dataset, processor, settings),
+        lambda batch: find(detector, variables, *batch)[:3],
+        results,
+        partial(precision.average_precision, dataset.annotations, of_classes=True),
+    )
 
 
 def draw(
@@ -96,10 +104,10 @@ def draw(
     variables: dict[str, Any],
     dataset: Dataset,
     processor: Preprocessor,
-    loading: Loading,
+    settings: Loading,
 ) -> None:
     """Writes a picture of a batch of images: above what was found, below where its best objects were looked for."""
-    _, (images, masks) = next(iter(evaluation_batches(dataset, processor, loading)))
+    _, (images, masks) = next(iter(evaluation_batches(dataset, processor, settings)))
     found = jax.device_get(find(detector, variables, *shared((images, masks))))
     count = min(4, len(images))
     figure = Figure(figsize=(4 * count, 8.2), layout="constrained")

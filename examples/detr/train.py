@@ -24,75 +24,59 @@ from examples.library import classes, precision, trainer
 from examples.library.augment import MIN_SIDE
 from examples.library.coco import Dataset
 from examples.library.files import Watched, naming, read_object
-from examples.library.options import NO_IMAGES, add_recipe, checked, choose_best, read_data, training_parser
+from examples.library.options import NO_IMAGES, TrainingParser, choose_best, chosen_recipe, for_loading, read_data
+from examples.library.training import Results, Task, Validation
 
 from . import weights
 from .criterion import UNUSED
 from .data import Loading, fitted_shape, training_batches
 from .evaluate import Detector, draw, evaluated
 from .images import SIDES, Preprocessor
-from .optimiser import RECIPES, Recipe
 from .rt_detr import COARSEST_STRIDE as STRIDE
-from .training import train
+from .training import RECIPES, Loss
 from .weights import Checkpoint
 
 SIZES = [480, 544, 608, 672, 736, 800, 640]
 PROGRAM = "python -m examples.detr.train"
-RECIPE_HELP = {
-    "batch_size": "images in a step",
-    "learning_rate": "peak learning rate",
-    "backbone_rate": "learning rate of the backbone, as a fraction; 1 from random weights",
-    "slow_rate": "learning rate of sampling offsets and reference points, as a fraction",
-    "warmup": "steps until the full learning rate, by default at most a fifth of all",
-    "decay_from": "the fraction of the steps from which on the rate is a tenth",
-    "weight_decay": "of AdamW",
-    "clip_norm": "the largest norm of all gradients together",
-    "ema": "decay of the moving average of the weights, 0 for none",
-    "ema_warmup": "steps of its warm-up",
-    "accumulate": "parts of a batch, which are processed one after another",
-    "seed": "of the data and all random choices",
-    "checkpoint_every": "steps",
-    "evaluate_every": "steps",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = parse(arguments)
     dataset, validation, checkpoint = options.inputs
-    loading = options.loading
-    evaluation = checkpoint.processor, loading
-    detector = Detector.of(checkpoint)
-
-    trainer.run(
-        PROGRAM,
-        options,
-        dataset,
-        validation,
-        partial(train, checkpoint, options.recipe, partial(training_batches, dataset, loading)),
+    detector, evaluation = Detector.of(checkpoint), (checkpoint.processor, options.loading)
+    task = Task(
+        options.recipe,
         checkpoint.variables,
-        kept=lambda state: state.best,
-        measure=lambda variables: evaluated(detector, variables, validation, *evaluation),
-        save=lambda path, variables: weights.save(path, checkpoint._replace(variables=variables)),
-        draw=lambda path, variables: draw(path, detector, variables, validation or dataset, *evaluation),
-        settings={"sizes": options.sizes, "augmented": loading.augmented, "config": checkpoint.config},
-        scores=("AP", "AP50"),
+        Loss.of(checkpoint),
+        partial(training_batches, dataset, options.loading),
+        validation
+        and Validation(
+            lambda variables: evaluated(detector, variables, validation, *evaluation),
+            options.best,
+            validation,
+            ("AP", "AP50"),
+        ),
+        Results(
+            lambda path, variables: weights.save(path, checkpoint._replace(variables=variables)),
+            draw=lambda path, variables: draw(path, detector, variables, validation or dataset, *evaluation),
+        ),
     )
+    settings = {"sizes": options.sizes, "augmented": options.loading.augmented, "config": checkpoint.config}
+    trainer.run(PROGRAM, options, task, dataset, settings)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line, with the files that they name."""
     checkpoint_help = "where training starts: a folder with config.json and model.safetensors"
-    parser = training_parser(PROGRAM, __doc__, checkpoint_help, steps=10000, out="out/detr")
-    add = parser.add_argument
+    parser = TrainingParser(PROGRAM, __doc__, checkpoint_help, RECIPES, "out/detr")
+    add = parser.add_for_training
     add("--config", type=Path, help="a config.json, to start from random weights")
+    add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
     sizes_help = f"sides of images, multiples of {STRIDE}, one for each batch; the last is for evaluation; by default "
     sizes_help += f"{SIZES}, and those of the checkpoint with --evaluate-only"
-    add("--sizes", type=int, nargs="+", help=sizes_help)
-    add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
-    add_recipe(parser, Recipe, RECIPE_HELP, RECIPES)
+    parser.add_argument("--sizes", type=int, nargs="+", help=sizes_help)
     options = parser.parse_args(arguments)
-    chosen = checked(parser, options, RECIPE_HELP)
     takes_sizes_of_checkpoint = options.evaluate_only and not options.sizes
     options.sizes = options.sizes or SIZES
     if any(side % STRIDE or side < STRIDE for side in options.sizes):
@@ -119,24 +103,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         checkpoint = checkpoint._replace(processor=processor)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
-    defaults = RECIPES[checkpoint.model_type]
+    recipe = RECIPES[checkpoint.model_type]
     if options.config:  # nothing in a random backbone is worth keeping
-        defaults = defaults | {"backbone_rate": 1.0, "freezes_stem": False}
-    defaults = defaults | {"warmup": min(defaults.get("warmup", Recipe.warmup), options.steps // 5)}
-    options.recipe = Recipe(options.steps, **defaults | chosen)
+        recipe = replace(recipe, backbone_rate=1.0, frozen=())
+    options.recipe = chosen_recipe(options, recipe)
     options.loading = Loading(
         tuple((side, side) for side in options.sizes),
-        options.recipe.batch_size,
-        options.objects,
-        options.background,
         keeps_ratio=checkpoint.model_type == "deformable_detr",
         augmented=not options.no_augmentation,
-        mirrors=not options.no_mirror,
         resample=checkpoint.processor.resample,
-        workers=options.workers,
-        processes=options.processes,
-        skips_damaged=options.skip_damaged,
-        seed=options.recipe.seed,
+        **for_loading(options, options.recipe),
     )
     options.inputs = dataset, validation, checkpoint
     return options

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,16 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from examples.library import classes
-from examples.library.files import check_finite, listed, naming, read_object, replaced, rewording, without_wrappers
-from examples.library.normalisation import check_unit
+from examples.library.files import (
+    check_finite,
+    check_unit,
+    listed,
+    naming,
+    read_object,
+    replaced,
+    rewording,
+    without_wrappers,
+)
 from jax_dcn import interop
 
 from . import names
@@ -178,21 +187,11 @@ def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Chec
     config = with_labels(checkpoint.config, labels)
     model = make_model(config, checkpoint.model.dtype)
 
-    @jax.jit
-    def fresh(key):
-        """The new weights; None, for which nothing is compiled, where the old ones stay."""
+    def per_class(path):
+        depends = any(entry.key.startswith(OF_CLASSES) for entry in path)
+        return (1, 0 if path[-1].key == "embedding" else -1) if depends else None
 
-        def chosen(path, leaf):
-            return leaf if any(entry.key.startswith(OF_CLASSES) for entry in path) else None
-
-        return jax.tree_util.tree_map_with_path(chosen, _init(model, key))
-
-    def kept(path, old, new):
-        if new is None:
-            return old
-        return classes.with_rows(new, old, places, axis=0 if path[-1].key == "embedding" else -1)
-
-    variables = jax.tree_util.tree_map_with_path(kept, checkpoint.variables, fresh(key))
+    variables = classes.adapted(checkpoint.variables, partial(_init, model), per_class, places, key)
     return checkpoint._replace(model=model, variables=variables, config=config)
 
 

@@ -65,7 +65,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=False,  # so that errors of writing appear while the run can still report them
         )
-        self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        self.folder, self._manager = directory, ocp.CheckpointManager(directory.absolute(), options=options)
         self._settings, self._changeable = json.loads(json.dumps(settings)), changeable
         self._scores = directory / "scores.json"  # scores of a state are found after it is saved
         self.is_due = self._manager.should_save
@@ -94,7 +94,7 @@ class Checkpoints:
         """
         with self._explaining():
             before = dict(self._restored(settings=ocp.args.JsonRestore()))
-            saved_digest = before.pop(STATE, None)  # runs of earlier versions had none
+            saved_digest = before.pop(STATE)
         for name in sorted(before | self._settings, key=lambda name: name in self._changeable):
             saved, asked = (settings.get(name, "nothing") for settings in (before, self._settings))
             if name not in self._changeable and saved != asked:
@@ -103,11 +103,11 @@ class Checkpoints:
                 print(f"{name} was {saved} until step {self.step}, and is {asked} from there on.")
         with self._explaining():
             state = self._restored(state=ocp.args.StandardRestore(like))
-            if saved_digest not in (None, _digest_of_state(state)):
+            if saved_digest != _digest_of_state(state):
                 raise ValueError("the state that was read is not the one that was saved")
         try:
             scores = self._read_scores()
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
             raise StartError(
                 f"{self._scores} cannot be read ({error}). The best score of earlier evaluations is lost, the training "
                 "is not. Put back a copy of this file, or delete it to go on"
@@ -138,8 +138,8 @@ class Checkpoints:
         if not self._scores.exists():
             return {}
         content = json.loads(self._scores.read_text())
-        scores = content.get("scores", content)  # runs of earlier versions wrote the scores only
-        if scores is not content and content.get("SHA-256") != digest_of_json(scores):
+        scores = content["scores"]
+        if content["SHA-256"] != digest_of_json(scores):
             raise ValueError("its SHA-256 is another one")
         nan = {None: math.nan}
         return {step: {name: nan.get(one, one) for name, one in found.items()} for step, found in scores.items()}

@@ -1,7 +1,8 @@
 """Classes, which are matched by their names: those of a checkpoint with the categories of annotations."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -65,6 +66,29 @@ def with_rows(
     if any(place is not None for place in places):
         found[len(found) - rest :] = kept[len(kept) - rest :]
     return np.moveaxis(found, 0, axis)
+
+
+def adapted(
+    variables: Any,
+    initialise: Callable[[jax.Array], Any],
+    per_class: Callable[[Any], tuple[int, int] | None],
+    places: Sequence[int | None],
+    key: jax.Array,
+) -> Any:
+    """The variables of a model for other classes, by `with_rows` where they depend on the classes, else the old ones.
+
+    initialise: makes those of the new model. per_class: from a path of jax.tree_util to the last arguments of
+    `with_rows`, or None for what does not depend on the classes, for which nothing is compiled.
+    """
+
+    @jax.jit
+    def fresh(key):
+        return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if per_class(path) else None, initialise(key))
+
+    def chosen(path, old, new):
+        return old if new is None else with_rows(new, old, places, *per_class(path))
+
+    return jax.tree_util.tree_map_with_path(chosen, variables, fresh(key))
 
 
 def described(names: Sequence[str], classes: Sequence[str]) -> str:

@@ -1,13 +1,13 @@
-"""Images with annotations, and the order in which a training takes them."""
+"""Images with annotations."""
 
 import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,10 +17,6 @@ from . import classes, data_sets, precision
 from .annotations import read as read_annotations
 from .files import digest, digest_of_json, listed
 from .photographs import DamagedError, opened
-
-SPARE = 16  # images that may take the place of a damaged one
-Batch, Example = TypeVar("Batch"), TypeVar("Example")
-Chosen = tuple[int, tuple[int, ...]]  # an image, and the seed of its augmentations
 
 
 class Dataset(NamedTuple):
@@ -151,78 +147,6 @@ def _similar(missing, folder):
     by_name = {plain(path.name): path for path in files.values()}
     found = (files.get(plain(name)) or by_name.get(plain(name).rpartition("/")[2]) for name in missing)
     return next((f"; there is {str(path)!r}" for path in found if path), "")
-
-
-def in_turn(dataset: Dataset, seed: int, background: bool = False) -> Callable[[int], Chosen]:
-    """A function from the number of a training example to its image, and to the seed of its augmentations.
-
-    Each epoch goes through the images that have objects and, if `background`, those without annotations, in an order of
-    its own, which follows from the seed.
-    """
-    images = np.array(dataset.images_with_objects + background * dataset.background_images)
-
-    @lru_cache(2)
-    def order(epoch):
-        return np.random.default_rng((seed, epoch)).permutation(len(images))
-
-    def example(number):
-        epoch, place = divmod(number, len(images))
-        return int(images[order(epoch)[place]]), (seed, epoch, place)
-
-    return example
-
-
-def usable(
-    load: Callable[[int, tuple[int, ...]], Example], chosen: Sequence[Chosen], rows: Sequence[int], size: int
-) -> tuple[list[Example], list[str]]:
-    """What `load` makes of the image and the seed in each of these rows, and why some of the images were left out.
-
-    chosen: those of the batch, as many as its size, and then those of which one takes the place of a damaged one.
-    Without any, or if all of them are damaged, ImageError is raised.
-    """
-    examples, errors = [], []
-    spare = chosen[size:]
-    for row in rows:
-        first = row % SPARE
-        candidates = [chosen[row], *spare[first:], *spare[:first]]
-        for one in candidates:
-            try:
-                examples.append(load(*one))
-                break
-            except DamagedError as error:
-                if one is candidates[-1]:
-                    others = f"The {len(spare)} images after it are damaged, too."
-                    error.add_note(others if spare else "--skip-damaged leaves it out.")
-                    raise
-                errors.append(str(error))
-    return examples, errors
-
-
-def without_errors(found: Iterable[tuple[Batch, list[str]]]) -> Iterator[Batch]:
-    """The batches. Logs each of the errors beside them once, and at the end how many there were."""
-    logger, seen = logging.getLogger(__name__), set()
-    try:
-        for batch, errors in found:
-            for error in errors:
-                if error not in seen:
-                    logger.warning("%s; it is not trained on", error)
-                    seen.add(error)
-            yield batch
-    finally:
-        if seen:
-            logger.warning("%d damaged images were not trained on", len(seen))
-
-
-def padded_count(objects: int) -> int:
-    """How many objects batches have that are padded with others: few numbers, for each is a program of its own.
-
-    >>> [padded_count(count) for count in (0, 16, 17, 147)]
-    [16, 16, 64, 256]
-    """
-    count = 16
-    while count < objects:
-        count *= 4
-    return count
 
 
 def fitted_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:

@@ -4,14 +4,16 @@ import argparse
 import atexit
 import contextlib
 import logging
+import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -58,9 +60,10 @@ class Parser(argparse.ArgumentParser):
         args = sys.argv[1:] if args is None else args
         options = super().parse_args(args)
         names = Counter(text.partition("=")[0] for text in takewhile(lambda text: text != "--", args))
-        for name, count in names.items():
-            if name.startswith("--") and count > 1 and name not in REPEATABLE:
-                self.error(f"{name} must be given once, got it {count} times")
+        self.given = {name for name in names if name.startswith("--")}
+        for name in self.given:
+            if names[name] > 1 and name not in REPEATABLE:
+                self.error(f"{name} must be given once, got it {names[name]} times")
         if (places := getattr(options, "distributed", None)) is not None:
             self._connect(places)
         if self._compiles:
@@ -80,6 +83,20 @@ class Parser(argparse.ArgumentParser):
         _watch()
         if jax.process_index() > 0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def number(kind: type, low: float = 0, high: float = math.inf) -> Callable[[str], Any]:
+    """A converter for `add_argument`, from a text to a finite number in a range."""
+
+    def converted(text):
+        found = kind(text)
+        if not (math.isfinite(found) and low <= found <= high):
+            of_range = "positive" if low == 1 and high == math.inf else f"between {low} and {high}"
+            raise argparse.ArgumentTypeError(f"must be {of_range}, got {text}")
+        return found
+
+    converted.__name__ = kind.__name__  # which messages about other texts have
+    return converted
 
 
 def _watch():

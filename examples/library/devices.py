@@ -1,9 +1,8 @@
-"""Data-parallel training: the devices of all processes share each batch, and each has a replica of the state."""
+"""The devices that share a batch, of one or several processes, and what processes tell each other."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,40 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .batches import own_share
-from .loop import Run, Start, StartError, fit
-
-
-def fit_on(
-    devices: Sequence[jax.Device] | None,
-    step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
-    make: Callable[[Any], Any],
-    variables: Any,
-    batches: Callable[[range], Iterator[Any]],
-    recipe: Any,
-    directory: Path,
-    **options: Any,
-) -> Run:
-    """`fit` on devices, by default those of all processes, which call this function together.
-
-    make: from variables to the first state. batches: as of `fit`; each process makes only its `own_rows` of a batch.
-    recipe: has a `batch_size`, which must be a multiple of the devices times `accumulate`. options: of `fit`.
-    """
-    devices = devices or jax.devices()
-    if recipe.batch_size % (len(devices) * recipe.accumulate):
-        raise StartError(
-            f"batch_size must be a multiple of {len(devices)} devices times accumulate={recipe.accumulate}, got "
-            f"{recipe.batch_size}"
-        )
-    mesh = mesh_of(devices)
-    whole = NamedSharding(mesh, P())
-    # Processes on different hardware may compute different last bits of initial weights.
-    variables = multihost_utils.broadcast_one_to_all(jax.device_get(variables))
-    make = jax.jit(make, out_shardings=whole)
-    with jax.set_mesh(mesh):
-        shapes = make.eval_shape(variables)
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)
-        start = Start(lambda: make(variables), like)
-        return fit(step, start, lambda steps: map(shared, batches(steps)), recipe, directory, **options)
+from .checkpoints import StartError
 
 
 def mesh_of(devices: Sequence[jax.Device]) -> Mesh:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -16,6 +17,7 @@ import numpy as np
 WRAPPERS = ("module.", "_orig_mod.")
 CHUNK = 2**24  # bytes
 OF_CHECKPOINTS = (".json", ".safetensors", ".bin")  # the ends of file names
+DARKEST = 1 / 200  # mean of photographs, as a part of white
 
 
 @contextlib.contextmanager
@@ -196,6 +198,13 @@ def check_finite(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     wrong = [name for name, array in floating.items() if not np.isfinite(array).all()]
     if wrong:
         raise ValueError(f"the weights in {path} must be finite, but those in {listed(wrong)} are not")
+
+
+def check_unit(path: Path, name: str, mean: Sequence[float], white: float) -> None:
+    """Logs a setting of a file that is no mean of images from 0 to `white`, as 0.485 is none if white is 255."""
+    if any(mean) and not DARKEST * white <= max(mean) <= white:
+        message = "%s: %s is %s, but images are from 0 to %g before it is subtracted. It seems to have another unit."
+        logging.getLogger(__name__).warning(message, path, name, list(mean), white)
 
 
 def shortened(value: Any, most: int = 80) -> str:

@@ -1,53 +1,27 @@
-"""The training loop of all detectors: progress, losses and times, and checkpoints to resume from."""
+"""The training loop of all models: progress, losses and times, and checkpoints to resume from."""
 
 import contextlib
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import struct
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .checkpoints import Checkpoints, SaveError, Scores, StartError
 from .files import delete
 from .measurements import Log, Measurements
+from .recipe import CHANGEABLE, Recipe
 
-# What a run that is resumed may have changed; a recipe can name more as its `changeable`.
-CHANGEABLE = ("checkpoint_every", "accumulate")
 BEHIND = 2  # steps that have been started while what the one before them measured is fetched
-
-
-@struct.dataclass
-class State:
-    """Everything that a step changes. The data of a step and all randomness follow from the seed and `step`."""
-
-    step: jax.Array
-    params: dict
-    optimiser: optax.OptState
-
-
-def first_state(params: dict, optimiser: optax.GradientTransformation) -> State:
-    """The state before the first step."""
-    return State(jnp.zeros((), jnp.int32), params, optimiser.init(params))
-
-
-def update(
-    state: State, optimiser: optax.GradientTransformation, loss: Callable[[dict], jax.Array]
-) -> tuple[State, dict[str, jax.Array]]:
-    """One step of the optimiser: the new state, and the loss of the parameters before the step."""
-    value, gradient = jax.value_and_grad(loss)(state.params)
-    updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
-    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), {"loss": value}
 
 
 class Run(NamedTuple):
@@ -64,127 +38,149 @@ class Run(NamedTuple):
         return self.log.column("loss")
 
 
-class Start(NamedTuple):
-    """How a run starts: a function that makes its first state, and the shapes of that state."""
+class Work(NamedTuple):
+    """What a run does.
 
+    step: from a state and a batch to the new state and scalars with "loss" among them. make: makes the first state,
+    which has these shapes. batches: takes the numbers of the steps that remain. evaluate: takes a state, which has been
+    saved, the number of its steps and all earlier scores; it is called every `evaluate_every` steps and after the last.
+    best: the score that decides which state is the best.
+    """
+
+    step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
     make: Callable[[], Any]
     shapes: Any
+    batches: Callable[[range], Iterable[Any]]
+    evaluate: Callable[[Any, int, Scores], dict[str, float]] | None = None
+    best: str = ""
 
 
-def fit(
-    step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
-    start: Start,
-    batches: Callable[[range], Iterator[Any]],
-    recipe: Any,
-    directory: Path,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    changeable: Sequence[str] = (),
-    evaluate: Callable[[Any, int, Scores], dict[str, float]] | None = None,
-    best: str | None = None,
-    patience: int | None = None,
-    log: Path | None = None,
-    tensorboard: Path | None = None,
-    outputs: Sequence[Path] = (),
-    stop_after: int | None = None,
-    title: str = "training",
-) -> Run:
-    """Apply `step`, which returns the new state and scalars with "loss" among them, to the batches of all steps.
+@dataclass(frozen=True)
+class Options:
+    """How a run is done.
 
-    batches: takes the numbers of the steps that remain.
-    recipe: a dataclass with `steps` and `checkpoint_every`, among others; settings: what else decides the result, such
-    as the data. A run that is resumed must have the same, except for those in `changeable`.
-    resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise there must be
-    none, and neither `outputs` nor `log`, or `overwrite` deletes all of them.
-    evaluate: takes a state, which has been saved, the number of its steps and all earlier scores; called every
-    `recipe.evaluate_every` steps and after the last.
-    patience: end the run when the score `best` has not risen for that many evaluations.
-    log: the file of the `Log`; by default log.jsonl in `directory`. tensorboard: a folder, as of `Log`.
-    outputs: files and folders with the results of the run, which the caller writes.
-    stop_after: stop after that many steps, like an interruption.
-
-    What a step measured is fetched while the next BEHIND steps run. A checkpoint has finite numbers only, and stays
-    until the next one is complete. Ctrl-C, SIGTERM and numbers that are not finite end the run with SystemExit; its
-    message, or a note of any other error, says what `resume` does then.
+    existing: whether another run in the folder is an error, goes on as if never interrupted, or is deleted. settings:
+    what else than the recipe decides the result, such as the data. A run that goes on must have the same recipe and
+    settings, except for those in `changeable` and in CHANGEABLE. patience: ends the run when the best score has not
+    risen for that many evaluations. tensorboard: whether the folder gets all numbers for TensorBoard, too. devices:
+    those that share each batch, by default those of all processes.
     """
-    asked = asdict(recipe) | dict(settings or {})
-    changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()), *changeable)
+
+    existing: Literal["refuse", "resume", "overwrite"] = "refuse"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changeable: Sequence[str] = ()
+    patience: int | None = None
+    tensorboard: bool = False
+    devices: Sequence[jax.Device] | None = None
+
+
+def fit(work: Work, recipe: Recipe, folder: Path, options: Options | None = None, outputs: Sequence[Path] = ()) -> Run:
+    """Does the steps of a recipe. The folder gets `checkpoints` and the files of a `Log`.
+
+    outputs: files and folders with the results of a run, which the caller writes. A checkpoint has finite numbers only,
+    and stays until the next one is complete. Ctrl-C, SIGTERM and numbers that are not finite end the run with
+    SystemExit; its message, or a note of any other error, says what is saved.
+    """
+    options = options or Options()
+    settings, changeable = asdict(recipe) | dict(options.settings), (*CHANGEABLE, *options.changeable)
+    board = folder / "tensorboard"
     with (
-        Checkpoints(directory, recipe.checkpoint_every, asked, changeable) as checkpoints,
-        _interruption() as interrupted,
+        Checkpoints(folder / "checkpoints", recipe.checkpoint_every, settings, changeable) as checkpoints,
+        _interruption() as interruption,
     ):
-        log = log or directory / "log.jsonl"
-        of_another_run = [path for path in (*outputs, *(() if resume else (log,))) if path.exists()]
-        if checkpoints.step is not None and resume:
-            if checkpoints.step > recipe.steps:
-                raise StartError(f"--steps must be at least the {checkpoints.step} that are saved, got {recipe.steps}")
-            state, count, scores = checkpoints.restore(start.shapes)
-        elif overwrite or (checkpoints.step is None and not of_another_run):
-            if resume:
-                print(f"{directory} has no checkpoints; the run starts from its first step.")
-            checkpoints.clear()
-            for path in of_another_run if jax.process_index() == 0 else ():
-                delete(path)
-            state, count, scores = start.make(), 0, {}
-        elif checkpoints.step is not None:
-            raise StartError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
-        else:
-            found = ", ".join(map(str, of_another_run))
-            raise StartError(f"there are results of another run: {found}. Move or overwrite (--overwrite) them")
-        last = min(recipe.steps, stop_after or recipe.steps)
-        history = Log(log, count, tensorboard)
-        measurements = Measurements(
-            history, checkpoints, title, range(count, last), getattr(recipe, "batch_size", None)
-        )
+        others = outputs if options.existing == "resume" else [*outputs, folder / "log.jsonl", board]
+        state, count, scores = _first(work, recipe, options, checkpoints, [path for path in others if path.exists()])
+        log = Log(folder / "log.jsonl", count, board if options.tensorboard else None)
+        loop = _Loop(work, recipe, options.patience, checkpoints, interruption, state, count, scores)
+        loop.run(Measurements(log, checkpoints, range(count, recipe.steps), recipe.batch_size))
+    if loop.count < recipe.steps and not loop.is_exhausted():
+        raise SystemExit(f"Interrupted after step {loop.count}, which is saved. Continue with --resume.")
+    return Run(loop.state, loop.count, loop.scores, log)
 
-        def is_due():
-            return evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0)
 
-        def is_exhausted():
-            return patience is not None and evaluations_since_best(scores, best) >= patience
+def _first(work, recipe, options, checkpoints, of_another_run):
+    """The state that a run begins with, the number of its steps, and the scores before it."""
+    if checkpoints.step is not None and options.existing == "resume":
+        if checkpoints.step > recipe.steps:
+            raise StartError(f"--steps must be at least the {checkpoints.step} that are saved, got {recipe.steps}")
+        return checkpoints.restore(work.shapes)
+    if options.existing != "overwrite" and checkpoints.step is not None:
+        raise StartError(f"{checkpoints.folder} has checkpoints of a run: resume it (--resume), or overwrite it")
+    if options.existing != "overwrite" and of_another_run:
+        found = ", ".join(map(str, of_another_run))
+        raise StartError(f"there are results of another run: {found}. Move or overwrite (--overwrite) them")
+    if options.existing == "resume":
+        print(f"{checkpoints.folder} has no checkpoints; the run starts from its first step.")
+    checkpoints.clear()
+    for path in of_another_run if jax.process_index() == 0 else ():
+        delete(path)
+    return work.make(), 0, {}
 
-        def ends():
-            """Saves and evaluates the state when it is time; returns whether the run ends with it."""
-            measurements.fetch(0)
-            stops = interrupted.agreed()
-            if is_due() and str(count) not in scores and not stops:
-                checkpoints.save(state, count)
-                scores[str(count)] = evaluate(state, count, dict(scores))
-                checkpoints.save_scores(scores)
-                history.draw(count, scores[str(count)])
-                stops = interrupted.agreed()
-            stops |= count >= last
-            if stops or checkpoints.is_due(count):
-                checkpoints.save(state, count)
-            measurements.restart()
-            return stops or is_exhausted()
 
+@dataclass
+class _Loop:
+    """The steps of a run, and what happens between them."""
+
+    work: Work
+    recipe: Recipe
+    patience: int | None
+    checkpoints: Checkpoints
+    interruption: "Interruption"
+    state: Any
+    count: int
+    scores: Scores
+
+    def run(self, measurements: Measurements) -> None:
+        """Does the steps that remain. What one measured is fetched while the next BEHIND steps run."""
         try:
-            is_over = count > 0 and ends()
-            for batch in () if is_over else measurements.timed(batches(range(count, last))):
-                state, measured = step(state, batch)
-                count += 1
-                measurements.add(count, measured, interrupted.flag())
-                is_point = is_due() or checkpoints.is_due(count) or count >= last
-                is_caught = jax.process_count() == 1 and interrupted.caught
-                if (is_point or is_caught or measurements.fetch(BEHIND)) and ends():
+            is_over = self.count > 0 and self._ends(measurements)
+            steps = range(self.count, self.recipe.steps)
+            for batch in () if is_over else measurements.timed(self.work.batches(steps)):
+                self.state, measured = self.work.step(self.state, batch)
+                self.count += 1
+                measurements.add(self.count, measured, self.interruption.flag())
+                if (self._is_point() or measurements.fetch(BEHIND)) and self._ends(measurements):
                     break
         except Exception as error:
             # Several processes can only save together.
             if jax.process_count() == 1 and not isinstance(error, SaveError):
                 with contextlib.suppress(Exception, SystemExit):  # also if the step has deleted its state
                     measurements.fetch(0)
-                    checkpoints.save(state, count)
-            error.add_note(checkpoints.resumption)
+                    self.checkpoints.save(self.state, self.count)
+            error.add_note(self.checkpoints.resumption)
             raise
         finally:
             measurements.close()
-            history.close()
-    if count < last and not is_exhausted():
-        raise SystemExit(f"Interrupted after step {count}, which is saved. Continue with --resume.")
-    return Run(state, count, scores, history)
+
+    def is_exhausted(self) -> bool:
+        """Whether the best score has not risen for too long."""
+        return self.patience is not None and evaluations_since_best(self.scores, self.work.best) >= self.patience
+
+    def _is_due(self):
+        is_last = self.count == self.recipe.steps
+        return self.work.evaluate and (is_last or self.count % self.recipe.evaluate_every == 0)
+
+    def _is_point(self):
+        """Whether to wait for the step: to save or to evaluate its state, or because a signal has come."""
+        is_last, is_caught = self.count == self.recipe.steps, jax.process_count() == 1 and self.interruption.caught
+        return self._is_due() or self.checkpoints.is_due(self.count) or is_last or is_caught
+
+    def _ends(self, measurements):
+        """Saves and evaluates the state when it is time; returns whether the run ends with it."""
+        measurements.fetch(0)
+        stops = self.interruption.agreed()
+        if self._is_due() and str(self.count) not in self.scores and not stops:
+            self.checkpoints.save(self.state, self.count)
+            found = self.work.evaluate(self.state, self.count, dict(self.scores))
+            self.scores[str(self.count)] = found
+            self.checkpoints.save_scores(self.scores)
+            measurements.draw(self.count, found)
+            stops = self.interruption.agreed()
+        stops |= self.count == self.recipe.steps
+        if stops or self.checkpoints.is_due(self.count):
+            self.checkpoints.save(self.state, self.count)
+        measurements.restart()
+        return stops or self.is_exhausted()
 
 
 def evaluations_since_best(scores: Scores, name: str) -> int:

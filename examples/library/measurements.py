@@ -190,15 +190,15 @@ class _Pending(NamedTuple):
 class Measurements:
     """What the steps have measured that was not fetched yet.
 
-    steps: those that the run has to do. images: how many a step has, if that is known.
+    steps: those that the run has to do. images: how many a step has.
     """
 
-    def __init__(self, log: Log, checkpoints: Checkpoints, title: str, steps: range, images: int | None):
+    def __init__(self, log: Log, checkpoints: Checkpoints, steps: range, images: int):
         self._log, self._checkpoints, self._images = log, checkpoints, images
         self._pending: deque[_Pending] = deque()
         self._last: dict[str, float] = {}
         silent = jax.process_index() > 0
-        self._progress = tqdm(steps, title, steps.stop, initial=steps.start, mininterval=1, disable=silent)
+        self._progress = tqdm(steps, "training", steps.stop, initial=steps.start, mininterval=1, disable=silent)
         self._waited, self._ended = 0.0, time.perf_counter()
         self._called, self._compilations = self._ended, _events[COMPILED]
         self._watcher = ThreadPoolExecutor(1)
@@ -254,10 +254,15 @@ class Measurements:
                 self._log.flush(one.step)
         return ends
 
+    def draw(self, step: int, scores: Mapping[str, float]) -> None:
+        """Adds the scores of an evaluation to what the log draws."""
+        self._log.draw(step, scores)
+
     def close(self) -> None:
-        """Ends the line of progress."""
+        """Ends the line of progress, and closes the log."""
         self._watcher.shutdown(wait=False)
         self._progress.close()
+        self._log.close()
 
     def _leave_out(self, seconds: float) -> None:
         """Has the line of progress not count so many seconds, so that the time that it says remains is without them."""
@@ -267,8 +272,7 @@ class Measurements:
 
     def _show(self, found: dict[str, float], seconds: float) -> None:
         shown = {name: f"{found[name]:.3g}" for name in ("loss", "rate") if name in found}
-        if self._images:
-            shown["images/s"] = f"{self._images / seconds:.3g}"
+        shown["images/s"] = f"{self._images / seconds:.3g}"
         if memory := (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"):
             shown["GiB"] = f"{memory / 2**30:.1f}"
         self._progress.set_postfix(shown, refresh=False)

@@ -1,127 +1,165 @@
-"""The options that all commands share which train on images with annotations."""
+"""The options that commands share which train, and those of all which train on images with annotations."""
 
 import argparse
 import importlib.util
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
 
 from . import classes
 from .coco import Dataset, read
-from .command_line import Parser
+from .command_line import Parser, number
 from .files import listed
 from .precision import indexed
+from .recipe import CHANGEABLE_IF_ASKED, Recipe
 
-POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions", "patience", "count"}
-POSITIVE |= {"checkpoint_every", "evaluate_every"}
-# What --evaluate-only uses.
-EVALUATION = {"annotations", "images", "checkpoint", "validation", "evaluate_only", "dtype", "workers", "batch_size"}
-EVALUATION |= {"sizes", "size", "boxes_only", "config", "set", "trust", "no_cache", "devices", "distributed"}
-RANGES = {  # of other numbers, which otherwise must not be negative
-    "decay_from": (0, 1),
-    "clip_norm": (1e-9, math.inf),
-    "ema": (0, 1 - 1e-9),
-    "min_scale": (0.1, 1),
-    "seed": (0, 2**32 - 1),
-}
 # The scores of a data set without images, which are NaN, have the names of all scores.
 NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []}), Path(), Path(), [], [])
+COUNT = number(int, 1)
 
 
-def training_parser(program: str, doc: str, checkpoint: str, *, steps: int, out: str) -> Parser:
-    """The parser of such a command; checkpoint: describes that argument; steps, out: defaults."""
-    parser = Parser(program, doc, distributed=True)
-    add = parser.add_argument
-    add("annotations", type=Path, help="a JSON file of COCO's format, a data.yaml of YOLO, or a folder of Pascal VOC")
-    images_help = "the folder of its images, by default that of the JSON file; of YOLO and VOC, which part is trained "
-    add("images", type=Path, nargs="?", help=f"{images_help} on, by default train")
-    add("--checkpoint", type=Path, help=checkpoint)
-    validation_help = "what to compute AP on, named in the same way; the default part is val"
-    add("--validation", type=Path, nargs="+", metavar=("ANNOTATIONS", "IMAGES"), help=validation_help)
-    add("--best", metavar="SCORE", help="the score that decides which weights are kept as the best; by default AP")
-    add("--patience", type=int, metavar="N", help="stop when it has not risen for N evaluations; by default, never")
-    add("--evaluate-only", action="store_true", help="train nothing, and compute the AP of the checkpoint")
-    add("--objects", type=int, help="how many objects of an image are trained on at most; by default all")
-    add("--background", action="store_true", help="train on images without annotations, too, against false detections")
-    add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="in which layers compute (%(default)s)")
-    add("--devices", type=int, help="how many devices of each process share a batch; by default all")
-    add("--workers", type=int, default=2, help="threads, or processes, that load images (%(default)s)")
-    add("--processes", action="store_true", help="load training images by processes, where threads are too slow")
-    add("--skip-damaged", action="store_true", help="name images that are damaged, and train on the others")
+def add_run(add: Any, out: str) -> None:
+    """Adds the options of a run; add: `add_argument` of a parser or one of its groups."""
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
     add("--tensorboard", action="store_true", help="write losses and scores for TensorBoard, too")
     add("--resume", action="store_true", help="go on from the checkpoints in OUT, if any; --steps may have grown")
     add("--overwrite", action="store_true", help="delete the checkpoints and results of another run in OUT")
-    add("--steps", type=int, default=steps, help="steps of the optimiser (%(default)s)")
-    return parser
 
 
-def add_recipe(
-    parser: argparse.ArgumentParser,
-    recipe: type,
-    helps: Mapping[str, str],
-    variants: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> None:
-    """Adds an option for each field of a recipe in `helps`; variants: other defaults, by the type of a model."""
-    for name, what in helps.items():
-        value, models = getattr(recipe, name), defaultdict(list)
-        for model, defaults in variants.items():
-            models[defaults.get(name, value)].append(model)
-        others = [f"{other} for {' and '.join(models[other])}" for other in models if other != value]
-        about = f"{what} ({', '.join([str(value), *others])})"
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int if isinstance(value, int) else float, help=about)
+def add_recipe(add: Any, recipes: Mapping[str, Recipe], without: Sequence[str] = ()) -> None:
+    """Adds an option for each field of a recipe that has a help text.
 
-
-def checked_recipe(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]
-) -> dict[str, Any]:
-    """The fields of a recipe that are given. Ends the command with an error if a number, --out or what is to become of
-    another run in it is not valid.
+    recipes: the defaults, by the type of a model, of which the first is the usual one. without: fields without option.
     """
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    for name, number in given.items():
-        option, (low, high) = f"--{name.replace('_', '-')}", RANGES.get(name, (0, math.inf))
-        if name in POSITIVE and number < 1:
-            parser.error(f"{option} must be positive, got {number}")
-        if type(number) in (int, float) and not (math.isfinite(number) and low <= number <= high):
-            parser.error(f"{option} must be between {low} and {high}, got {number}")
+    for field in fields(Recipe):
+        if "help" not in field.metadata or field.name in without:
+            continue
+        models = defaultdict(list)
+        for model, recipe in recipes.items():
+            models[getattr(recipe, field.name)].append(model)
+        value, *others = models
+        texts = [_text(value), *(f"{_text(other)} for {' and '.join(models[other])}" for other in others)]
+        is_tuple, kind = isinstance(value, tuple), int if isinstance(value, int) else float
+        add(
+            f"--{field.name.replace('_', '-')}",
+            type=number(kind, *field.metadata["range"]),
+            nargs="*" if is_tuple else None,
+            default=value if field.name == "steps" else None,  # the others have another one for each type of model
+            help=f"{field.metadata['help']} ({', '.join(texts)})",
+        )
+
+
+def _text(value):
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+def chosen_recipe(options: argparse.Namespace, default: Recipe) -> Recipe:
+    """A recipe with the numbers that are given. By default, at most a fifth of the steps are warm-up."""
+    given = {field.name: getattr(options, field.name, None) for field in fields(Recipe)}
+    given = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items() if one is not None}
+    recipe = replace(default, **given)
+    return replace(recipe, warmup=given.get("warmup", min(recipe.warmup, recipe.steps // 5)))
+
+
+def for_loading(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """The fields of `Loading` that the options of a `TrainingParser` and a recipe decide."""
+    return {
+        "batch_size": recipe.batch_size,
+        "objects": options.objects,
+        "background": options.background,
+        "mirrors": not options.no_mirror,
+        "workers": options.workers,
+        "processes": options.processes,
+        "skips_damaged": options.skip_damaged,
+        "seed": recipe.seed,
+    }
+
+
+def check_run(parser: Parser, options: argparse.Namespace) -> None:
+    """Ends the command with an error if options of `add_run` and `add_recipe` do not fit together.
+
+    Sets `existing` and `changeable`, as of `loop.Options`.
+    """
     if options.out.exists() and not options.out.is_dir():
         parser.error(f"--out must be a folder, got the file {options.out}")
     if options.resume and options.overwrite:
         parser.error("only one of --resume and --overwrite must be given")
-    return {name: given[name] for name in recipe if name in given}
-
-
-def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
-    """As `checked_recipe`, for the options of `training_parser`, which must also fit together."""
-    given = checked_recipe(parser, options, recipe)
-    if options.validation and len(options.validation) > 2:
-        parser.error(f"--validation takes ANNOTATIONS and IMAGES, got {' '.join(map(str, options.validation))}")
-    if given.get("warmup", 0) > options.steps:
+    options.existing = "resume" if options.resume else "overwrite" if options.overwrite else "refuse"
+    options.changeable = [name for name in CHANGEABLE_IF_ASKED if getattr(options, name, None) is not None]
+    if options.warmup and options.warmup > options.steps:
         parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
-    if options.devices and options.devices > jax.local_device_count():
-        parser.error(f"--devices must be at most the {jax.local_device_count()} of a process, got {options.devices}")
     if options.tensorboard and not importlib.util.find_spec("tensorboardX"):
         parser.error("--tensorboard needs tensorboardX: pip install tensorboardX")
-    if options.evaluate_only and not (options.checkpoint and options.validation):
-        parser.error("--evaluate-only needs --checkpoint and --validation")
-    ignored = [name for name, value in vars(options).items() if value != parser.get_default(name)]
-    ignored = [f"--{name.replace('_', '-')}" for name in ignored if name not in EVALUATION]
-    if options.evaluate_only and ignored:
-        parser.error(f"--evaluate-only does not use {', '.join(ignored)}")
-    if (options.best or options.patience or given.get("evaluate_every")) and not options.validation:
-        parser.error("--best, --patience and --evaluate-every need --validation")
-    return given
 
 
-def choose_best(parser: argparse.ArgumentParser, options: argparse.Namespace, scores: Sequence[str]) -> None:
+class TrainingParser(Parser):
+    """The parser of a command that trains on images with annotations. `parse_args` also checks what it has parsed.
+
+    checkpoint: describes that argument; recipes: as of `add_recipe`; out: the default. `add_for_training` is
+    `add_argument` for what --evaluate-only does not use.
+    """
+
+    def __init__(self, program: str, doc: str, checkpoint: str, recipes: Mapping[str, Recipe], out: str):
+        super().__init__(program, doc, distributed=True)
+        self._group, self._of_training = self.add_argument_group("training, which --evaluate-only does not use"), set()
+        add, train = self.add_argument, self.add_for_training
+        add(
+            "annotations",
+            type=Path,
+            help="a JSON file of COCO's format, a data.yaml of YOLO, or a folder of Pascal VOC",
+        )
+        images_help = (
+            "the folder of its images, by default that of the JSON file; of YOLO and VOC, which part is trained "
+        )
+        add("images", type=Path, nargs="?", help=f"{images_help} on, by default train")
+        add("--checkpoint", type=Path, help=checkpoint)
+        validation_help = "what to compute AP on, named in the same way; the default part is val"
+        add("--validation", type=Path, nargs="+", metavar=("ANNOTATIONS", "IMAGES"), help=validation_help)
+        add("--evaluate-only", action="store_true", help="train nothing, and compute the AP of the checkpoint")
+        add("--dtype", choices=("float32", "bfloat16"), default="float32", help="in which layers compute (%(default)s)")
+        add("--devices", type=COUNT, help="how many devices of each process share a batch; by default all")
+        add("--workers", type=COUNT, default=2, help="threads, or processes, that load images (%(default)s)")
+        add_recipe(add, recipes, [field.name for field in fields(Recipe) if field.name != "batch_size"])
+        train("--best", metavar="SCORE", help="the score that decides which weights are the best; by default AP")
+        patience_help = "stop when it has not risen for N evaluations; by default, never"
+        train("--patience", type=COUNT, metavar="N", help=patience_help)
+        train("--objects", type=COUNT, help="how many objects of an image are trained on at most; by default all")
+        background_help = "train on images without annotations, too, against false detections"
+        train("--background", action="store_true", help=background_help)
+        train("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
+        train("--processes", action="store_true", help="load training images by processes, where threads are too slow")
+        train("--skip-damaged", action="store_true", help="name images that are damaged, and train on the others")
+        add_run(train, out)
+        add_recipe(train, recipes, ["batch_size"])
+
+    def add_for_training(self, *names: str, **settings: Any) -> None:
+        """Adds an option that --evaluate-only does not use."""
+        self._of_training.update(names)
+        self._group.add_argument(*names, **settings)
+
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
+        """As of the base class. Ends the command with an error if options do not fit together."""
+        options = super().parse_args(args)
+        check_run(self, options)
+        if options.validation and len(options.validation) > 2:
+            self.error(f"--validation takes ANNOTATIONS and IMAGES, got {' '.join(map(str, options.validation))}")
+        if options.devices and options.devices > jax.local_device_count():
+            self.error(f"--devices must be at most the {jax.local_device_count()} of a process, got {options.devices}")
+        if options.evaluate_only and not (options.checkpoint and options.validation):
+            self.error("--evaluate-only needs --checkpoint and --validation")
+        if options.evaluate_only and (ignored := sorted(self._of_training & self.given)):
+            self.error(f"--evaluate-only does not use {', '.join(ignored)}")
+        if (options.best or options.patience or options.evaluate_every) and not options.validation:
+            self.error("--best, --patience and --evaluate-every need --validation")
+        return options
+
+
+def choose_best(parser: Parser, options: argparse.Namespace, scores: Sequence[str]) -> None:
     """Sets `best` to the first of the scores, if it is not given. Ends the command with an error if it is none."""
     options.best = options.best or scores[0]
     if options.best not in scores:

@@ -134,3 +134,26 @@ def _evaluated(truth, results, kind):
 def _mean_of_known(values):
     known = values[values > -1]
     return float(known.mean()) if known.size else math.nan
+
+
+def described(scores: Mapping[str, float]) -> str:
+    """Scores in percent, without those of one class.
+
+    >>> described({"AP": 0.4321, "AP50": 1.0, "AP of cat": 0.4321})
+    'AP 43.2, AP50 100.0'
+    """
+    return ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items() if OF_CLASS not in name)
+
+
+def described_by_class(scores: Mapping[str, float]) -> list[str]:
+    """A line for each kind of scores of one class, in percent.
+
+    >>> described_by_class({"AP": 0.5, "AP of cat": 0.75, "AP of dog": 0.25})
+    ['AP of classes: cat 75.0, dog 25.0']
+    """
+    found = defaultdict(list)
+    for name, score in scores.items():
+        kind, is_of_class, label = name.partition(OF_CLASS)
+        if is_of_class:
+            found[kind].append(f"{label} {100 * score:.1f}")
+    return [f"{kind} of classes: {', '.join(listed)}" for kind, listed in found.items()]

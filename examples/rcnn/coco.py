@@ -10,10 +10,9 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as rle
 
-from examples.library import precision
-from examples.library.batches import ahead, filled_batches
-from examples.library.coco import SPARE, Dataset, fitted_size, in_turn, open_image, padded_count, usable, without_errors
-from examples.library.devices import own_rows
+from examples.library import loading, precision
+from examples.library.batches import filled_batches
+from examples.library.coco import Dataset, fitted_size, open_image
 from examples.resnet import MEAN
 
 from .config import Config
@@ -23,28 +22,17 @@ from .losses import Batch
 
 
 @dataclass(frozen=True)
-class Loading:
+class Loading(loading.Loading):
     """How examples are made.
 
-    size: the sides into which training images are fitted, turned as each image. objects: the first of an image that
-    are kept, by default all. background: whether images without annotations are trained on. min_scale: training images
-    are fitted into a random part of the size, from this fraction of both sides to all. mirrors: whether half of the
-    training images are mirrored. colour: of the padding, in RGB. workers: threads, or processes. skips_damaged: as of
-    `usable`.
+    size: the sides into which training images are fitted, turned as each image. min_scale: training images are fitted
+    into a random part of the size, from this fraction of both sides to all. colour: of the padding, in RGB.
     """
 
     size: tuple[int, int]
-    batch_size: int
-    objects: int | None = None
-    background: bool = False
     masks: bool = True
     min_scale: float = 1.0
-    mirrors: bool = True
     colour: tuple[float, ...] = MEAN
-    workers: int = 2
-    processes: bool = False
-    skips_damaged: bool = False
-    seed: int = 0
 
 
 def load_image(
@@ -61,21 +49,21 @@ def load_image(
     return canvas
 
 
-def load_example(dataset: Dataset, image: int, loading: Loading, size: tuple[int, int], scale: float = 1.0) -> Batch:
+def load_example(dataset: Dataset, image: int, settings: Loading, size: tuple[int, int], scale: float = 1.0) -> Batch:
     """An image, which is fitted into a size, and its objects."""
     info = dataset.annotations.imgs[image]
     part = tuple(max(int(side * scale), 1) for side in size)
     height, width = fitted_size(info["height"], info["width"], part)
     ratio = np.array([width / info["width"], height / info["height"]] * 2)
-    objects = dataset.objects(image, loading.objects)
+    objects = dataset.objects(image, settings.objects)
     boxes = np.array([one["corners"] for one in objects]).reshape(-1, 4) * ratio
-    masks = np.zeros((len(objects), *(size if loading.masks else (0, 0))), np.uint8)
-    if loading.masks:
+    masks = np.zeros((len(objects), *(size if settings.masks else (0, 0))), np.uint8)
+    if settings.masks:
         for mask, annotation in zip(masks, objects, strict=True):
             whole = dataset.annotations.annToMask(annotation)
             places = (np.arange(new) * old // new for new, old in zip((height, width), whole.shape, strict=True))
             mask[:height, :width] = whole[np.ix_(*places)]  # as in mmdet
-    pixels = load_image(dataset, image, (height, width), size, loading.colour)
+    pixels = load_image(dataset, image, (height, width), size, settings.colour)
     return Batch(pixels, boxes.astype(np.float32), dataset.labels(objects), masks)
 
 
@@ -105,49 +93,42 @@ def mirrored(example: Batch) -> Batch:
     )
 
 
-def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
-    """The `own_rows` of the training batches of the steps in `steps`, which depend only on the seed and the step.
+def training_batches(dataset: Dataset, settings: Loading, steps: range) -> Iterator[Batch]:
+    """The training batches of the steps in `steps`, as of `loading.training_batches`.
 
-    Examples are in the order of `in_turn`. As in mmdet, those of upright images wait until they fill a batch, and so do
-    the others.
+    As in mmdet, examples of upright images wait until they fill a batch, and so do the others.
     """
-    example_of, rows = in_turn(dataset, loading.seed, loading.background), own_rows(loading.batch_size)
 
-    def filled():
+    def draw(example_of):
         waiting = defaultdict(list)
         for number in count():
-            image, seed = example_of(number)
-            size = _turned(dataset, image, loading.size)
-            waiting[size].append((image, seed))
-            if len(waiting[size]) == loading.batch_size:
-                yield size, waiting.pop(size), number
+            chosen = example_of(number)
+            size = _turned(dataset, chosen[0], settings.size)
+            waiting[size].append(chosen)
+            if len(waiting[size]) == settings.batch_size:
+                yield size, waiting.pop(size), number + 1
 
-    def job(batch):
-        size, chosen, last = batch
-        chosen += map(example_of, range(last + 1, last + 1 + SPARE * loading.skips_damaged))
-        return dataset.part(image for image, _ in chosen), chosen, rows, size
+    def draw_steps(example_of):
+        return islice(draw(example_of), steps.start, steps.stop)
 
-    jobs = map(job, islice(filled(), steps.start, steps.stop))
-    return without_errors(ahead(partial(_training_batch, loading), jobs, loading.workers, loading.processes))
+    return loading.training_batches(dataset, settings, draw_steps, _example, _stacked)
 
 
-def _training_batch(loading, job):
-    """The rows of a batch of the images and seeds chosen for it, and the errors of images that were left out."""
-    dataset, chosen, rows, size = job
+def _example(settings, dataset, chosen, size):
+    """An image and its objects, mirrored or not, from its number and the seed of its changes."""
+    image, seed = chosen
+    rng = np.random.default_rng(seed)
+    scale = rng.uniform(settings.min_scale, 1) if settings.min_scale < 1 else 1.0
+    found = load_example(dataset, image, settings, size, scale)
+    return mirrored(found) if settings.mirrors and rng.random() < 0.5 else found
 
-    def example(image, seed):
-        rng = np.random.default_rng(seed)
-        scale = rng.uniform(loading.min_scale, 1) if loading.min_scale < 1 else 1.0
-        found = load_example(dataset, image, loading, size, scale)
-        return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
-    examples, errors = usable(example, chosen, rows, loading.batch_size)
-    most = loading.objects or padded_count(max(dataset.counts))  # the same in all processes
-    return Batch(*map(np.stack, zip(*(padded(one, most) for one in examples), strict=True))), errors
+def _stacked(examples, most):
+    return Batch(*map(np.stack, zip(*(padded(one, most) for one in examples), strict=True)))
 
 
 def evaluation_batches(
-    dataset: Dataset, loading: Loading, config: Config
+    dataset: Dataset, settings: Loading, config: Config
 ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
     """The ids of images, and the images, resized to the scale of a model. Upright images have batches of their own."""
     sides = padded_sides(config.scale, config.divisor)
@@ -158,10 +139,10 @@ def evaluation_batches(
     def load(size, image):
         info = dataset.annotations.imgs[image]
         filled = resized_size(info["height"], info["width"], config.scale)
-        return load_image(dataset, image, filled, size, loading.colour)
+        return load_image(dataset, image, filled, size, settings.colour)
 
     for size, images in by_size.items():
-        yield from filled_batches(images, loading.batch_size, partial(load, size), np.stack, loading.workers)
+        yield from filled_batches(images, settings.batch_size, partial(load, size), np.stack, settings.workers)
 
 
 def results(dataset: Dataset, image: int, found: Detections, scale: tuple[int, int]) -> list[dict]:

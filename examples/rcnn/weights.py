@@ -14,8 +14,7 @@ import numpy as np
 from flax.typing import Dtype
 
 from examples.library import classes
-from examples.library.files import check_finite, listed, naming, read_text, replaced, without_wrappers
-from examples.library.normalisation import check_unit
+from examples.library.files import check_finite, check_unit, listed, naming, read_text, replaced, without_wrappers
 from examples.resnet.model import STAGES
 from jax_dcn import interop
 from jax_dcn.interop import checkpoint
@@ -282,23 +281,11 @@ def adapt(model: RCNN, variables: dict[str, Any], names: Sequence[str], key: jax
     """A model for other classes. Its last layers have new weights for classes that the model does not have by name."""
     if tuple(names) == model.config.names:
         return model, variables
-    adapted = model.clone(config=replace(model.config, names=tuple(names), classes=len(names)))
+    made = model.clone(config=replace(model.config, names=tuple(names), classes=len(names)))
     places = classes.places(names, model.config.names)
-    old, structure = jax.tree_util.tree_flatten_with_path(variables)
 
-    @jax.jit
-    def last_layers(key):
-        leaves = jax.tree.leaves(initialise(adapted, key))
-        return [leaf for leaf, (path, _) in zip(leaves, old, strict=True) if _per_class(path)]
+    def per_class(path):
+        count = PER_CLASS.get(path[-2].key)
+        return count and (count, -1)
 
-    fresh = iter(last_layers(key))
-    leaves = [
-        classes.with_rows(next(fresh), kept, places, _per_class(path)) if _per_class(path) else kept
-        for path, kept in old
-    ]
-    return adapted, structure.unflatten(leaves)
-
-
-def _per_class(path) -> int:
-    """How many numbers of the last axis of a variable each class has, 0 for one that does not depend on the classes."""
-    return PER_CLASS.get(path[-2].key, 0)
+    return made, classes.adapted(variables, partial(initialise, made), per_class, places, key)

@@ -22,7 +22,8 @@ MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 PLAIN = (False,) * 4  # no stage has deformable convolutions
-FIRST_LAYERS = ("conv", "bn", "layer1_")  # how the names in the stem and in the first stage begin
+# How the names of the parameters in the stem and in the first stage of a model's backbone begin.
+FIRST_PARAMETERS = ("backbone/conv", "backbone/bn", "backbone/layer1_")
 EXPANSION = 4  # of the channels in the middle of a bottleneck
 
 

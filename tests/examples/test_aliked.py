@@ -343,12 +343,12 @@ def test_commands(folder, tmp_path, capsys):
         ),
         (main, "--warp FOLDER/photos/a.png --weights FOLDER/none.npz", "none.npz"),
         (train, "FOLDER/small.npz", "must be one, got"),
-        (train, "FOLDER/photos --batch-size 0", "--batch-size must be positive, got 0"),
+        (train, "FOLDER/photos --batch-size 0", "argument --batch-size: must be positive, got 0"),
         (train, "FOLDER/photos --resume --overwrite", "only one of --resume and --overwrite"),
         (
             train,
             "FOLDER/photos --out FOLDER --overwrite --weights FOLDER/model.npz",
-            "--weights must not be what --overwrite",
+            "--weights must be none of what --overwrite deletes",
         ),
     ],
 )

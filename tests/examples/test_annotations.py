@@ -18,9 +18,10 @@ from examples.detr.train import check_counts, print_small_objects
 from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, read_names, run_lengths
 from examples.library.coco import read
-from examples.library.mistakes import draw as draw_mistakes
-from examples.library.options import checked, read_data, training_parser
+from examples.library.options import TrainingParser, read_data
 from examples.library.photographs import ImageError
+from examples.library.plots import draw_mistakes
+from examples.library.recipe import Recipe
 from examples.rcnn import coco as rcnn
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -201,7 +202,7 @@ def test_boxes_that_leave_the_image(folder):
     }.items():
         dataset = read(*written(folder, content(bbox=box)))
         assert_array_equal(detr.load(dataset, 2).boxes.reshape(-1, 4), np.reshape(expected, (-1, 4)))
-        example = rcnn.load_example(dataset, 2, rcnn.Loading((10, 20), 1, masks=False), (10, 20))
+        example = rcnn.load_example(dataset, 2, rcnn.Loading((10, 20), batch_size=1, masks=False), (10, 20))
         assert_array_equal(example.boxes, np.reshape(expected, (-1, 4)))
 
 
@@ -274,7 +275,7 @@ def test_polygons(segmentation, polygons, folder, caplog):
     assert ("objects without a pixel in their mask (1)" in str(caplog.messages)) == (not polygons)
     assert bool(caplog.messages) == (segmentation != [SQUARE])
     assert dataset.background_images == []
-    (batch,) = rcnn.training_batches(dataset, rcnn.Loading((10, 20), 1, mirrors=False), range(1))
+    (batch,) = rcnn.training_batches(dataset, rcnn.Loading((10, 20), batch_size=1, mirrors=False), range(1))
     assert batch.masks[0, 0].sum() == 36
     assert len(read(*written(folder, content(segmentation=segmentation))).objects(2)) == 1  # boxes only
 
@@ -350,8 +351,10 @@ def test_no_object_is_lost(folder):
     dataset = crowded(folder, 147)
     assert dataset.counts == [1, 147]
     for objects, room, kept in ((None, 256, 147), (200, 200, 147), (50, 50, 50)):
-        (of_rcnn,) = rcnn.training_batches(dataset, rcnn.Loading((32, 32), 2, objects, masks=False), range(1))
-        loading = detr.Loading(((32, 32),), 2, objects, augmented=False)
+        (of_rcnn,) = rcnn.training_batches(
+            dataset, rcnn.Loading((32, 32), batch_size=2, objects=objects, masks=False), range(1)
+        )
+        loading = detr.Loading(((32, 32),), batch_size=2, objects=objects, augmented=False)
         (of_detr,) = detr.training_batches(dataset, loading, range(1))
         for labels in (of_rcnn.labels, of_detr.targets.labels):
             assert labels.shape == (2, room) and sorted((labels >= 0).sum(1)) == [1, kept]
@@ -373,8 +376,8 @@ def test_background(folder):
     dataset = read(*written(folder, made))
     assert dataset.background_images == [2]
     for background, expected in ((False, {1}), (True, {0, 1})):
-        of_rcnn = rcnn.Loading((32, 32), 2, masks=False, background=background)
-        of_detr = detr.Loading(((32, 32),), 2, augmented=False, background=background)
+        of_rcnn = rcnn.Loading((32, 32), batch_size=2, masks=False, background=background)
+        of_detr = detr.Loading(((32, 32),), batch_size=2, augmented=False, background=background)
         for labels in (
             next(iter(rcnn.training_batches(dataset, of_rcnn, range(1)))).labels,
             next(iter(detr.training_batches(dataset, of_detr, range(1)))).targets.labels,
@@ -384,7 +387,10 @@ def test_background(folder):
 
 def both(dataset, steps, size=2, **settings):
     """The training batches of both kinds of detectors."""
-    of_rcnn, of_detr = rcnn.Loading((32, 32), size, **settings), detr.Loading(((32, 32),), size, **settings)
+    of_rcnn, of_detr = (
+        rcnn.Loading((32, 32), batch_size=size, **settings),
+        detr.Loading(((32, 32),), batch_size=size, **settings),
+    )
     return rcnn.training_batches(dataset, of_rcnn, steps), detr.training_batches(dataset, of_detr, steps)
 
 
@@ -555,7 +561,7 @@ def test_data_sets_of_other_formats(data_sets, caplog):
         options = options_of(path)
         dataset, _ = read_data(options)
         assert dataset.names == NAMES
-        loading = detr.Loading(((32, 32),), 3, augmented=False, background=True)
+        loading = detr.Loading(((32, 32),), batch_size=3, augmented=False, background=True)
         (found[kind],) = detr.training_batches(dataset, loading, range(1))
     for batch in found.values():
         jax.tree.map(lambda *both: assert_allclose(*both, atol=1e-6), batch, found["coco"])
@@ -587,9 +593,9 @@ def test_a_group_with_the_name_of_its_class(folder):
 
 
 def test_validation_of_too_many_paths(capsys):
-    parser = training_parser("program", "", "", steps=1, out="out")
+    parser = TrainingParser("program", "", "", {"": Recipe()}, "out")
     with pytest.raises(SystemExit):
-        checked(parser, parser.parse_args(["data.yaml", "--no-cache", "--validation", "a", "b", "c"]), {})
+        parser.parse_args(["data.yaml", "--no-cache", "--validation", "a", "b", "c"])
     assert "--validation takes ANNOTATIONS and IMAGES, got a b c" in capsys.readouterr().err
 
 

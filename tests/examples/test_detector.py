@@ -4,6 +4,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -14,11 +15,11 @@ import examples
 from examples.detector import demo, evaluate, model, scenes
 from examples.detector.backbone import locations
 from examples.detector.losses import assign
-from examples.detector.train import Recipe, make_optimiser, train_step
+from examples.detector.train import RECIPE, task_of
 from examples.library import boxes
 from examples.library.checkpoints import locked
 from examples.library.command_line import Parser
-from examples.library.loop import first_state
+from examples.library.training import first_state, train_step
 
 TINY = {"classes": 10, "widths": (8, 8, 16, 16), "blocks": (1, 1, 1)}
 
@@ -111,9 +112,9 @@ def test_the_demo(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "BLOCKS", TINY["blocks"])
     picture = tmp_path / "new" / "demo.png"
     for arguments, message in [(["--steps", "0"], "--steps must be positive, got 0"), ([], "another run")]:
-        with locked(picture.with_suffix("")), pytest.raises(SystemExit):
+        with locked(picture.with_suffix("")), pytest.raises(SystemExit) as caught:
             demo.main([*arguments, "--out", str(picture)])
-        assert message in capsys.readouterr().err
+        assert message in f"{capsys.readouterr().err}{caught.value}"
     few = ["--steps", "1", "--batch-size", "1", "--validation-images", "2"]
     demo.main([*few, "--out", str(picture)])
     said = capsys.readouterr().out
@@ -124,11 +125,10 @@ def test_the_demo(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_training_compiles_one_step_and_learns_a_batch():
     train_step.clear_cache()
-    detector, recipe = model.Detector(**TINY), Recipe(steps=40, learning_rate=1e-2)
-    batch = scenes.make_batch("train", 0, range(4), 64)
-    state = first_state(jax.jit(detector.init)(jax.random.key(0), batch.images)["params"], make_optimiser(recipe))
-    losses = []
-    for _ in range(recipe.steps):
-        state, measured = train_step(detector, recipe, state, batch)
+    task = task_of(model.Detector(**TINY), replace(RECIPE, steps=40, learning_rate=1e-2, warmup=2))
+    batch, losses = scenes.make_batch("train", 0, range(4), 64), []
+    state = first_state(task.recipe, task.variables)
+    for _ in range(task.recipe.steps):
+        state, measured = train_step(task.loss, task.recipe, state, batch)
         losses.append(measured["loss"])
     assert train_step._cache_size() == 1 and losses[-1] < 0.6 * losses[0]

@@ -1,12 +1,10 @@
-"""What the trainers share: annotations, augmentations and gradients."""
+"""What the trainers share: annotations and augmentations."""
 
 import json
 import struct
 import zlib
 from io import BytesIO
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -16,7 +14,6 @@ from PIL import Image
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import open_image, read
-from examples.library.gradients import gradients
 from examples.library.objects import draw_box, pictures
 from examples.library.photographs import NAMED, ImageError, opened, turned_size
 
@@ -286,20 +283,6 @@ def test_resizing_and_colours():
     distorted = [augment.photometric_distort(example, np.random.default_rng(seed)) for seed in range(10)]
     assert len({one.image.tobytes() for one in distorted}) > 5
     assert all(one.image.dtype == np.uint8 and np.array_equal(one.boxes, example.boxes) for one in distorted)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_gradients_of_parts(parts):
-    """Means over the parts, each of which sees what the one before handed on."""
-    params, batch = {"x": jnp.float32(2)}, np.arange(6, dtype=np.float32)
-
-    def loss(params, carry, part, number):
-        return {"a": (params["x"] * part).mean(), "b": params["x"] ** 2}, carry + part.sum() + 10 * number
-
-    slopes, found, carry = jax.jit(gradients, static_argnums=(0, 4))(loss, params, jnp.float32(0), batch, parts)
-    assert_allclose(slopes["x"], 2.5 + 4)
-    assert_allclose((found["a"], found["b"]), (5, 4))
-    assert_allclose(carry, 15 + 10 * sum(range(parts)))
 
 
 def test_pictures_of_files_and_folders(folder, capsys):

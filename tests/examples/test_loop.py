@@ -1,7 +1,6 @@
 """The training loop: a run that ends early, in whatever way, can be resumed."""
 
 import csv
-import dataclasses
 import gc
 import json
 import logging
@@ -15,50 +14,57 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from tqdm import tqdm
 
 from examples.library.batches import ahead
 from examples.library.checkpoints import locked
-from examples.library.devices import fit_on, own_rows
-from examples.library.gradients import gradients
-from examples.library.loop import Start, StartError, first_state, fit, update
+from examples.library.loop import Options, StartError, Work, fit
+from examples.library.recipe import Recipe
 from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")
 
 LOGS = {"log.jsonl", "log.csv"}
+RECIPE = Recipe(6, decays=(0.5, 0.25), checkpoint_every=2, evaluate_every=3)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    steps: int = 6
-    rates: tuple[float, ...] = (0.5, 0.25)
-    checkpoint_every: int = 2
-    evaluate_every: int = 3
-
-    changeable = ("steps",)
-    group_rates: ClassVar = {"default": 0.5, "backbone": 1e-5}
+def step(state, batch):
+    """Gradient descent on (x - batch)²."""
+    error = state["x"] - batch
+    return state | {"step": state["step"] + 1, "x": state["x"] - error / 2}, {"loss": jnp.square(error)}
 
 
-def run(directory, recipe=Recipe(), *, load=float, change=lambda state, measured: (state, measured), **options):
+def run(
+    folder,
+    recipe=RECIPE,
+    *,
+    step=step,
+    load=float,
+    change=lambda *of: of,
+    evaluate=None,
+    best="",
+    outputs=(),
+    **options,
+):
     """A training whose batches are what `load` makes of their numbers; `change` alters what a step returns."""
-    optimiser = optax.sgd(recipe.rates[0])
     large = jax.random.normal(jax.random.key(0), 5000)
-    shapes = first_state({"x": jnp.ones(()), "large": large}, optimiser)
+    first = {"step": jnp.zeros((), int), "x": jnp.ones(()), "large": large}
+    batches = partial(ahead, load, workers=2)
+    work = Work(lambda *of: change(*step(*of)), lambda: first, first, batches, evaluate, best)
+    return fit(work, recipe, folder, Options(**options), outputs)
 
-    def step(state, batch):
-        return change(*update(state, optimiser, lambda params: jnp.square(params["x"] - batch)))
 
-    return fit(step, Start(lambda: shapes, shapes), lambda steps: ahead(load, steps, 2), recipe, directory, **options)
+def saved(folder):
+    """What is in the folder of the checkpoints."""
+    return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
 def strict_json(text):
@@ -71,17 +77,17 @@ def strict_json(text):
 def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
     """Also with a recipe that has tuples, which JSON does not know, and with more steps."""
     whole = run(tmp_path / "whole")
-    run(tmp_path / "parts", stop_after=3)
+    run(tmp_path / "parts", replace(RECIPE, steps=3))
     with pytest.raises(StartError, match=r"has checkpoints of a run: resume it \(--resume\), or overwrite it"):
         run(tmp_path / "parts")
-    resumed = run(tmp_path / "parts", resume=True)
-    assert resumed.losses == whole.losses and float(resumed.state.params["x"]) == float(whole.state.params["x"])
-    assert run(tmp_path / "parts", Recipe(steps=8), resume=True).losses[:6] == whole.losses
-    with pytest.raises(ValueError, match=r"rates must be \[0.5, 0.25\] to go on from .*, got \[0.5\]"):
-        run(tmp_path / "parts", Recipe(steps=9, rates=(0.5,)), resume=True)
+    resumed = run(tmp_path / "parts", existing="resume")
+    assert resumed.losses == whole.losses and float(resumed.state["x"]) == float(whole.state["x"])
+    assert run(tmp_path / "parts", replace(RECIPE, steps=8), existing="resume").losses[:6] == whole.losses
+    with pytest.raises(ValueError, match=r"decays must be \[0.5, 0.25\] to go on from .*, got \[0.5\]"):
+        run(tmp_path / "parts", replace(RECIPE, steps=9, decays=(0.5,)), existing="resume")
     with pytest.raises(StartError, match="--steps must be at least the 8 that are saved, got 7"):
-        run(tmp_path / "parts", Recipe(steps=7), resume=True)
-    assert len(run(tmp_path / "parts", overwrite=True).losses) == 6
+        run(tmp_path / "parts", replace(RECIPE, steps=7), existing="resume")
+    assert len(run(tmp_path / "parts", existing="overwrite").losses) == 6
 
 
 A, B = {"data": "a"}, {"data": "b"}
@@ -92,42 +98,45 @@ def test_settings_of_a_run_that_goes_on(before, after, tmp_path):
     run(tmp_path, settings=before)
     message = f"data must be {before.get('data', 'nothing')} to go on from .*, got {after.get('data', 'nothing')}"
     with pytest.raises(StartError, match=message):
-        run(tmp_path, settings=after, resume=True)
-    assert len(run(tmp_path, settings=after, resume=True, changeable=["data"]).losses) == 6
+        run(tmp_path, settings=after, existing="resume")
+    assert len(run(tmp_path, settings=after, existing="resume", changeable=["data"]).losses) == 6
 
 
 def test_results_of_another_run(tmp_path, capsys):
     """They are neither kept beside the new ones nor replaced without a word."""
-    run(tmp_path / "whole", resume=True)
-    assert capsys.readouterr().out == f"{tmp_path}/whole has no checkpoints; the run starts from its first step.\n"
+    run(tmp_path / "whole", existing="resume")
+    assert (
+        capsys.readouterr().out
+        == f"{tmp_path}/whole/checkpoints has no checkpoints; the run starts from its first step.\n"
+    )
     outputs = [tmp_path / name for name in ("best", "results.json", "missing")]
     outputs[0].mkdir()
     (outputs[0] / "model").touch()
     outputs[1].touch()
-    for resume in (False, True):
+    for existing in ("refuse", "resume"):
         with pytest.raises(StartError, match=r"there are results of another run: .*/best, .*/results.json. Move or"):
-            run(tmp_path / "run", outputs=outputs, resume=resume)
-    assert len(run(tmp_path / "whole", outputs=outputs, resume=True).losses) == 6
+            run(tmp_path / "run", outputs=outputs, existing=existing)
+    assert len(run(tmp_path / "whole", outputs=outputs, existing="resume").losses) == 6
     assert outputs[0].exists() and outputs[1].exists()
-    run(tmp_path / "run", outputs=outputs, overwrite=True)
+    run(tmp_path / "run", outputs=outputs, existing="overwrite")
     assert not outputs[0].exists() and not outputs[1].exists() and capsys.readouterr().out == ""
 
 
 def test_evaluations_and_the_log(tmp_path):
     """Each step is logged once, also if the run was interrupted."""
-    directory, log = tmp_path / "run", tmp_path / "log/log.jsonl"
 
     def evaluate(state, count, scores):
         return {"count": count, "before": len(scores)}
 
-    run(directory, evaluate=evaluate, stop_after=3, log=log)
-    found = run(directory, evaluate=evaluate, resume=True, log=log)
+    run(tmp_path, replace(RECIPE, steps=3), evaluate=evaluate)
+    found = run(tmp_path, evaluate=evaluate, existing="resume")
     assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 7)] and found.losses == [line["loss"] for line in lines]
     assert lines[-1].keys() == {"step", "loss", "milliseconds", "waited"} and 0 <= found.log.waiting() < 1
+    shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(StartError, match=r"there are results of another run: .*log.jsonl. Move or overwrite"):
-        run(tmp_path / "new", log=log)
+        run(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -141,22 +150,22 @@ def test_an_interruption_saves_the_last_state(number, tmp_path):
     usual = signal.getsignal(number)
     with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
         run(tmp_path, evaluate=interrupt)
-    assert {path.name for path in tmp_path.iterdir()} == {"3", "scores.json", *LOGS}
+    assert saved(tmp_path) == {"3", "scores.json"}
     assert signal.getsignal(number) is usual
-    assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
+    assert run(tmp_path, existing="resume").losses == run(tmp_path / "whole").losses
 
 
 def test_an_evaluation_is_left_to_the_run_that_goes_on(tmp_path):
     """If the signal came in the step before it, because it may take longer than a cluster waits."""
 
     def change(state, measured):
-        if state.step == 3:
+        if state["step"] == 3:
             signal.raise_signal(signal.SIGTERM)
         return state, measured
 
     with pytest.raises(SystemExit, match="Interrupted after step 3"):
         run(tmp_path, change=change, evaluate=lambda *_: pytest.fail("it is too late to evaluate"))
-    found = run(tmp_path, evaluate=lambda state, count, scores: {"count": count}, resume=True)
+    found = run(tmp_path, evaluate=lambda state, count, scores: {"count": count}, existing="resume")
     assert found.scores == {"3": {"count": 3}, "6": {"count": 6}}
 
 
@@ -167,16 +176,16 @@ def test_losses_that_are_not_finite(bad, tmp_path):
     def change(state, measured):
         return state, {"mean": measured["loss"] / 2, **measured, "rate": 0.5}
 
-    log = tmp_path / "log.jsonl"
+    log = tmp_path / "run/log.jsonl"
     message = (
-        rf"Step 4 measured numbers that are not finite: loss {bad}, mean {bad}. In step 3 they were loss 1, "
-        r"mean 0.5. Step 2 is saved. Continue with --resume."
+        rf"Step 4 measured numbers that are not finite: loss {bad}, mean {bad}. In step 3 they were loss 1.562, "
+        r"mean 0.7812. Step 2 is saved. Continue with --resume."
     )
     with pytest.raises(SystemExit, match=message):
-        run(tmp_path / "run", load=lambda number: bad if number == 3 else float(number), change=change, log=log)
+        run(tmp_path / "run", load=lambda number: bad if number == 3 else float(number), change=change)
     lines = [strict_json(line) for line in log.read_text().splitlines()]
-    assert [line["loss"] for line in lines][2:] == [1, None] and lines[-1]["step"] == 4
-    found = run(tmp_path / "run", resume=True, change=change, log=log)
+    assert [line["loss"] for line in lines][2:] == [1.5625, None] and lines[-1]["step"] == 4
+    found = run(tmp_path / "run", existing="resume", change=change)
     assert found.losses == run(tmp_path / "whole").losses
     assert [strict_json(line)["loss"] for line in log.read_text().splitlines()] == found.losses
     with pytest.raises(
@@ -189,22 +198,20 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
     """As after a gradient that is not finite, whose step had a finite loss."""
 
     def change(state, measured):
-        if state.step == 4:
-            state = dataclasses.replace(state, params=state.params | {"x": jnp.full((), jnp.nan)})
-        return state, measured
+        return (state | {"x": jnp.full((), jnp.nan)} if state["step"] == 4 else state), measured
 
-    with pytest.raises(SystemExit, match=r"after step 4 is not finite in params.x, and is not saved. Step 2 is saved."):
+    with pytest.raises(SystemExit, match=r"after step 4 is not finite in x, and is not saved. Step 2 is saved."):
         run(tmp_path, change=change)
-    assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
+    assert run(tmp_path, existing="resume").losses == run(tmp_path / "whole").losses
 
 
-def ends_with_an_error(directory, error, saved, **options):
+def ends_with_an_error(directory, error, steps, **options):
     with pytest.raises(error) as caught:
         run(directory, **options)
-    note = f"Step {saved[-1]} is saved. Continue with --resume." if saved else "No step is saved."
+    note = f"Step {steps[-1]} is saved. Continue with --resume." if steps else "No step is saved."
     assert caught.value.__notes__ == [note]
-    assert {path.name for path in directory.iterdir()} - LOGS == {*saved}
-    assert run(directory, resume=True).losses == run(directory / "whole").losses
+    assert saved(directory) == {*steps}
+    assert run(directory, existing="resume").losses == run(directory / "whole").losses
 
 
 def test_errors_of_batches(tmp_path):
@@ -219,7 +226,7 @@ def test_errors_of_evaluations(tmp_path):
 
     def evaluate(state, count, scores):
         calls.append((count, len(scores)))
-        assert (tmp_path / str(count)).is_dir()
+        assert (tmp_path / "checkpoints" / str(count)).is_dir()
         if len(calls) == 2:
             raise ZeroDivisionError
         return {"AP": math.nan if count == 3 else 0.5}
@@ -227,13 +234,13 @@ def test_errors_of_evaluations(tmp_path):
     with pytest.raises(ZeroDivisionError) as caught:
         run(tmp_path, evaluate=evaluate)
     assert caught.value.__notes__ == ["Step 6 is saved. Continue with --resume."]
-    assert strict_json((tmp_path / "scores.json").read_text())["scores"] == {"3": {"AP": None}}
-    found = run(tmp_path, evaluate=evaluate, resume=True)
+    assert strict_json((tmp_path / "checkpoints/scores.json").read_text())["scores"] == {"3": {"AP": None}}
+    found = run(tmp_path, evaluate=evaluate, existing="resume")
     assert calls == [(3, 0), (6, 1), (6, 1)]
     assert math.isnan(found.scores["3"]["AP"]) and found.scores["6"] == {"AP": 0.5}
-    assert run(tmp_path, evaluate=evaluate, resume=True).scores.keys() == {"3", "6"} and len(calls) == 3
-    run(tmp_path, overwrite=True)
-    assert not run(tmp_path, resume=True).scores
+    assert run(tmp_path, evaluate=evaluate, existing="resume").scores.keys() == {"3", "6"} and len(calls) == 3
+    run(tmp_path, existing="overwrite")
+    assert not run(tmp_path, existing="resume").scores
 
 
 @pytest.fixture
@@ -255,7 +262,7 @@ def test_a_full_disk(limit, tmp_path, caplog):
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def change(state, measured):
-        if state.step == 4:
+        if state["step"] == 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
         return state, measured
 
@@ -266,8 +273,10 @@ def test_a_full_disk(limit, tmp_path, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert caught.value.__notes__ == ["Step 2 is saved. Continue with --resume."]
     assert "\n" not in str(caught.value) and not caplog.records
-    assert run(tmp_path, Recipe(checkpoint_every=3), resume=True).losses == run(tmp_path / "whole").losses
-    assert {path.name for path in tmp_path.iterdir()} == {"6", "whole", *LOGS}  # and nothing unfinished
+    assert (
+        run(tmp_path, replace(RECIPE, checkpoint_every=3), existing="resume").losses == run(tmp_path / "whole").losses
+    )
+    assert saved(tmp_path) == {"6"}  # and nothing unfinished
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGKILL)])
@@ -281,22 +290,23 @@ with locked(Path({str(tmp_path)!r})):
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True) as process:
         patience = time.monotonic() + 60
-        while not any(tmp_path.glob("[3-9]")) and process.poll() is None and time.monotonic() < patience:
+        while not any(tmp_path.glob("checkpoints/[3-9]")) and process.poll() is None and time.monotonic() < patience:
             time.sleep(0.01)
         with pytest.raises(StartError, match="another run is writing"), locked(tmp_path):
             pass
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
-    saved = max(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    last = max(int(name) for name in saved(tmp_path) if name.isdigit())
     if number == signal.SIGTERM:
         assert process.returncode == 1
-        assert f"Interrupted after step {saved}, which is saved. Continue with --resume." in errors
+        assert f"Interrupted after step {last}, which is saved. Continue with --resume." in errors
     else:
         assert process.returncode == -signal.SIGKILL
-    recipe = Recipe(saved + 3, checkpoint_every=1)
+    recipe = Recipe(last + 3, checkpoint_every=1)
     with locked(tmp_path):
-        assert run(tmp_path, recipe, resume=True).losses == run(tmp_path / "whole", recipe).losses
-    assert {path.name for path in tmp_path.iterdir()} == {str(saved + 3), "whole", ".lock", *LOGS}
+        assert run(tmp_path, recipe, existing="resume").losses == run(tmp_path / "whole", recipe).losses
+    assert saved(tmp_path) == {str(last + 3)}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "whole", ".lock", *LOGS}
 
 
 def test_patience(tmp_path):
@@ -305,9 +315,9 @@ def test_patience(tmp_path):
     values = dict(enumerate([math.nan, 0.2, 0.1, 0.2, 0.1, 0.3, 0.1, 0.1], 1))
     options = {"evaluate": lambda state, count, scores: {"AP": values[count], "AP50": count / 8}}
     assert len(run(tmp_path, recipe, best="AP", patience=2, **options).losses) == 4
-    assert len(run(tmp_path, recipe, best="AP", patience=2, resume=True, **options).losses) == 4
-    assert len(run(tmp_path, recipe, best="AP", patience=3, resume=True, **options).losses) == 5
-    assert len(run(tmp_path, recipe, best="AP", patience=4, resume=True, **options).losses) == 8
+    assert len(run(tmp_path, recipe, best="AP", patience=2, existing="resume", **options).losses) == 4
+    assert len(run(tmp_path, recipe, best="AP", patience=3, existing="resume", **options).losses) == 5
+    assert len(run(tmp_path, recipe, best="AP", patience=4, existing="resume", **options).losses) == 8
     assert len(run(tmp_path / "rising", recipe, best="AP50", patience=1, **options).losses) == 8
 
 
@@ -336,16 +346,15 @@ def test_processes_end_with_the_one_that_they_serve(number, tmp_path):
 import jax.numpy as jnp, os
 from pathlib import Path
 from examples.library.batches import ahead
-from examples.library.loop import Start, fit
-from tests.examples.test_loop import Recipe
+from tests.examples.test_loop import *
 
 def step(state, batch):
     print(batch, flush=True)
     return state, {{"loss": jnp.zeros(())}}
 
 state = {{"x": jnp.zeros(())}}
-batches = lambda steps: ahead(float, steps, 2, processes=True)
-fit(step, Start(lambda: state, state), batches, Recipe(10**9, checkpoint_every=10**9), Path({str(tmp_path)!r}))
+work = Work(step, lambda: state, state, lambda steps: ahead(float, steps, 2, processes=True))
+fit(work, Recipe(10**9, checkpoint_every=10**9), Path({str(tmp_path)!r}))
 """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", program], **pipes, text=True, start_new_session=True)
@@ -369,10 +378,10 @@ def test_a_log_that_is_damaged(tmp_path, capsys):
         "name": (lambda log: log.replace(b'2, "loss"', b'2, "lost"'), 1, left_out),
     }
     for name, (change, lacking, said) in changes.items():
-        run(tmp_path / name, stop_after=4)
+        run(tmp_path / name, replace(RECIPE, steps=4))
         log = tmp_path / name / "log.jsonl"
         log.write_bytes(change(log.read_bytes()))
-        found = run(tmp_path / name, resume=True)
+        found = run(tmp_path / name, existing="resume")
         left = {4: [4, 5], 3: [0, 4, 5], 1: [0, 2, 3, 4, 5]}[lacking]
         assert found.losses == [whole.losses[step] for step in left]
         _, *rows = csv.reader((tmp_path / name / "log.csv").read_text().splitlines())
@@ -384,7 +393,7 @@ def test_a_log_that_is_damaged(tmp_path, capsys):
 def test_damaged_files(tmp_path, caplog):
     """A damaged file of a checkpoint is an error that names its folder, or changes nothing. So is one of scores."""
     whole, failed = tmp_path / "whole", set()
-    expected = run(whole, Recipe(3), evaluate=lambda *_: {"AP": 0.5}).state
+    expected = run(whole, replace(RECIPE, steps=3), evaluate=lambda *_: {"AP": 0.5}).state
     damages = {
         "truncated": lambda data: data[: len(data) // 2],
         "emptied": lambda data: b"",
@@ -398,58 +407,23 @@ def test_damaged_files(tmp_path, caplog):
         caplog.clear()
         (folder / name).write_bytes(damage((whole / name).read_bytes())) if damage else (folder / name).unlink()
         try:
-            found = run(folder, Recipe(3), resume=True)
+            found = run(folder, replace(RECIPE, steps=3), existing="resume")
         except StartError as error:
             assert "\n" not in str(error) and not caplog.records
             if name.name == "scores.json":
-                assert f"{folder}/scores.json cannot be read (" in str(error)
+                assert f"{folder / name} cannot be read (" in str(error)
                 (folder / name).unlink()
-                found = run(folder, Recipe(3), resume=True)
+                found = run(folder, replace(RECIPE, steps=3), existing="resume")
                 assert not found.scores and all(map(np.array_equal, *map(jax.tree.leaves, (found.state, expected))))
             else:
-                assert f"from {folder / '3'} (" in str(error) or "to go on from" in str(error)
-            failed.add(str(Path(*name.parts[:3])))
+                assert f"from {folder / 'checkpoints/3'} (" in str(error) or "to go on from" in str(error)
+            failed.add(str(Path(*name.parts[1:4])))
         else:
             assert all(map(np.array_equal, jax.tree.leaves(found.state), jax.tree.leaves(expected)))
             is_lost = name.name == "scores.json" and damage is None
             assert found.scores == ({} if is_lost else {"3": {"AP": 0.5}})
     needed = {f"3/state/{name}" for name in ("d", "manifest.ocdbt", "_METADATA")}
     assert needed | {"scores.json", "3/settings/metadata"} <= failed
-
-
-@dataclasses.dataclass(frozen=True)
-class Divided(Recipe):
-    batch_size: int = 8
-    accumulate: int = 1
-
-
-def test_another_division_of_each_batch(tmp_path, capsys):
-    """A run goes on with other devices and parts if the whole batch has the same size."""
-    optimiser = optax.sgd(0.1)
-
-    def train(folder, devices, accumulate=1, **options):
-        def step(state, batch):
-            def loss(params, carry, part, number):
-                return {"loss": jnp.square(part - params["x"]).mean()}, carry
-
-            slopes, found, _ = gradients(loss, state.params, (), batch, accumulate)
-            updates, after = optimiser.update(slopes, state.optimiser)
-            return state.replace(params=optax.apply_updates(state.params, updates), optimiser=after), found
-
-        def batches(steps):
-            return (np.random.default_rng(number).normal(size=8)[own_rows(8)] for number in steps)
-
-        recipe, make = Divided(accumulate=accumulate), partial(first_state, optimiser=optimiser)
-        devices = jax.devices()[:devices]
-        return fit_on(devices, jax.jit(step), make, {"x": jnp.zeros(())}, batches, recipe, folder, **options)
-
-    whole = train(tmp_path / "whole", 4)
-    train(tmp_path / "parts", 4, stop_after=4)
-    found = train(tmp_path / "parts", 2, 2, resume=True)
-    assert "accumulate was 1 until step 4, and is 2 from there on.\n" in capsys.readouterr().out
-    np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-6)
-    with pytest.raises(StartError, match="batch_size must be a multiple of 4 devices times accumulate=4, got 8"):
-        train(tmp_path / "parts", 4, 4, resume=True)
 
 
 def test_the_time_that_remains_is_without_compilation(tmp_path, monkeypatch):
@@ -474,7 +448,7 @@ def test_the_time_that_remains_is_without_compilation(tmp_path, monkeypatch):
     sizes = [1, 1, 2]  # two programs
     load = lambda steps: (jnp.ones(sizes[number]) for number in steps)  # noqa: E731
     state = {"x": jnp.ones(())}
-    fit(step, Start(lambda: state, state), load, Recipe(3, evaluate_every=2), tmp_path, evaluate=evaluate)
+    fit(Work(step, lambda: state, state, load, evaluate), Recipe(3, evaluate_every=2), tmp_path)
     assert bars[0].format_dict["elapsed"] < time.time() - began - 4 * seconds
 
 
@@ -495,7 +469,7 @@ def test_steps_are_started_before_earlier_ones_are_fetched(tmp_path):
         return state, {"loss": Loss(batch)}
 
     state = {"x": jnp.zeros(())}
-    fit(step, Start(lambda: state, state), iter, Recipe(6, checkpoint_every=5), tmp_path)
+    fit(Work(step, lambda: state, state, iter), Recipe(6, checkpoint_every=5), tmp_path)
     expected = (
         "start 0, fetch 0, start 1, start 2, start 3, fetch 1, start 4, fetch 2, fetch 3, fetch 4, start 5, fetch 5"
     )
@@ -512,14 +486,13 @@ def test_twenty_thousand_steps(tmp_path):
         return {"sum": state["sum"] + batch}, {"loss": state["sum"]}
 
     def evaluate(state, count, scores):
-        sizes[count] = sum(file.stat().st_size for file in (tmp_path / str(count)).rglob("*"))
+        sizes[count] = sum(file.stat().st_size for file in (tmp_path / "checkpoints" / str(count)).rglob("*"))
         memory[count] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
         return {}
 
     recipe = Recipe(20_000, checkpoint_every=10_000, evaluate_every=5000)
     zero = {"sum": jnp.zeros(())}
-    start = Start(lambda: zero, zero)
-    found = fit(step, start, lambda steps: map(float, steps), recipe, tmp_path, evaluate=evaluate)
+    found = fit(Work(step, lambda: zero, zero, partial(map, float), evaluate), recipe, tmp_path)
     assert found.losses[-1] == np.cumsum(np.arange(19_999), dtype=np.float32)[-1] and len(found.losses) == 20_000
     assert max(sizes.values()) - min(sizes.values()) < 100
     assert memory[20_000] - memory[10_000] < 2**22

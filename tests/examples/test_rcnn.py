@@ -244,7 +244,7 @@ def test_examples_of_a_folder(digits_folder):
     """Resizing is by 2/3 in a canvas that is wider than needed. The third scene has no objects."""
     dataset = read(digits_folder / "train.json", digits_folder / "train", masks=True)
     assert dataset.names == list("0123456789")
-    loading = coco.Loading((64, 96), 2, scenes.MAX_OBJECTS, mirrors=False)
+    loading = coco.Loading((64, 96), batch_size=2, objects=scenes.MAX_OBJECTS, mirrors=False)
     (batch,) = coco.training_batches(dataset, loading, range(1))
     expected = [scenes.make_scene("train", 0, index, 96) for index in range(2)]
     scenes_labels = [scene.labels.tolist() for scene in expected]
@@ -265,11 +265,11 @@ def test_examples_of_a_folder(digits_folder):
             side = (image != np.round(MEAN)).any(-1).any(1).sum()  # of the square scene in the canvas
             assert 16 <= side <= 64 and 0 < boxes.max() <= side
     dataset.objects(1)[0]["segmentation"] = coco.encoded(np.eye(96))  # thinner than a pixel of the smaller image
-    assert coco.load_example(dataset, 1, coco.Loading((24, 24), 1), (24, 24)).masks[0].sum() == 24
+    assert coco.load_example(dataset, 1, coco.Loading((24, 24), batch_size=1), (24, 24)).masks[0].sum() == 24
 
 
 def test_average_precision_of_the_truth(digits_folder):
-    loading = coco.Loading((64, 96), 1, 10)
+    loading = coco.Loading((64, 96), batch_size=1, objects=10)
     dataset = read(digits_folder / "validation.json", digits_folder / "validation", masks=True)
     listed = []
     for image in dataset.annotations.getImgIds():

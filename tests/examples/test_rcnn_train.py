@@ -1,9 +1,9 @@
 """The trainer and the commands of `examples.rcnn`."""
 
 import contextlib
-import dataclasses
 import json
 import re
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -17,6 +17,8 @@ from PIL import Image
 
 from examples.library.boxes import Boxes
 from examples.library.coco import open_image, read
+from examples.library.loop import Options
+from examples.library.training import Task, train
 from examples.rcnn import RCNN, Config, digits, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
@@ -25,7 +27,7 @@ from examples.rcnn.config import ObjectLimits
 from examples.rcnn.detector import Detections
 from examples.rcnn.images import resize, resized_size
 from examples.rcnn.roi_heads import pool
-from examples.rcnn.train import Recipe, make_optimiser, parse, rate, train
+from examples.rcnn.train import RECIPE, Loss, parse
 from examples.rcnn.train import main as command
 from jax_dcn import interop
 from tests.helpers import mask_rcnn
@@ -46,7 +48,7 @@ def validation(digits_folder):
 @pytest.mark.parametrize(
     ("main", "options", "message"),
     [
-        (command, ["--steps", "-3"], "--steps must be positive, got -3"),
+        (command, ["--steps", "-3"], "argument --steps: must be positive, got -3"),
         (command, ["--devices", "99"], "--devices must be at most the"),
         (
             command,
@@ -54,7 +56,7 @@ def validation(digits_folder):
             "--distributed takes HOST:PORT, the number of processes and the number",
         ),
         (command, ["--distributed", "a:1", "2", "b"], "--distributed a:1 2 b: invalid literal for int"),
-        (command, ["--learning-rate", "nan"], "--learning-rate must be between 0 and inf, got nan"),
+        (command, ["--learning-rate", "nan"], "argument --learning-rate: must be between 0 and inf, got nan"),
         (command, ["--steps", "3", "--warmup", "5"], "--warmup must be at most --steps, got 5 and 3"),
         (command, ["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),
         (draw, ["a.npz", "a.png", "--config", "a.png"], "a.png must be a text in UTF-8: "),
@@ -147,7 +149,9 @@ def photos(tmp_path):
 def test_images_for_evaluation(photos):
     """They are resized to the scale of the model, as the command that draws does, whether upright or not."""
     config = Config(scale=(70, 40))
-    (wide, flat), (upright, tall) = evaluation_batches(photos, Loading((32, 32), 2, colour=(1, 2, 3)), config)
+    (wide, flat), (upright, tall) = evaluation_batches(
+        photos, Loading((32, 32), batch_size=2, colour=(1, 2, 3)), config
+    )
     assert (wide, upright) == ([1, 2], [3, 4]) and flat.shape == (2, 64, 96, 3) and tall.shape == (2, 96, 64, 3)
     for image, pixels in zip((*wide, *upright), (*flat, *tall), strict=True):
         photo = np.asarray(open_image(photos, image))
@@ -160,7 +164,7 @@ def test_images_for_evaluation(photos):
 @pytest.mark.parametrize("size", [(64, 96), (96, 64)])
 def test_training_images_have_the_scale_of_evaluation(size, photos):
     """Upright images have batches of their own. A run that goes on has the same batches."""
-    loading = Loading(size, 2, background=True, masks=False, mirrors=False)
+    loading = Loading(size, batch_size=2, background=True, masks=False, mirrors=False)
     evaluated = [image for _, batch in evaluation_batches(photos, loading, Config(scale=size)) for image in batch]
     found, rest = (list(training_batches(photos, loading, range(start, 8))) for start in (0, 5))
     jax.tree.map(assert_array_equal, found[5:], rest)
@@ -191,26 +195,6 @@ def test_names_of_classes(tmp_path):
         class_names(path, Config(("dog", "cat"), 2))
     assert class_names(None, Config(("cat", "dog"), 2)) == ("cat", "dog")
     assert class_names(None, Config(classes=2)) == ["class 0", "class 1"]
-
-
-def test_the_optimiser():
-    """Offsets have a lower rate, the first stages none; the rate warms up and falls twice."""
-    recipe = Recipe(90, batch_size=16, warmup=10, weight_decay=0.0, momentum=0.0, clip_norm=1e9)
-    params = {
-        "backbone": {"conv1": {"kernel": jnp.ones(1)}, "layer2_0": {"conv2": {"conv_offset": {"kernel": jnp.ones(1)}}}},
-        "neck": {"kernel": jnp.ones(1)},
-    }
-    optimiser = make_optimiser(recipe)
-    updates, _ = optimiser.update(params, optimiser.init(params), params)
-    assert float(updates["backbone"]["conv1"]["kernel"][0]) == 0
-    assert dataclasses.replace(recipe, batch_size=8).group_rates == {"others": 0.01, "offsets": 0.001}
-    first, *later = (float(rate(recipe)(step)) for step in (0, 10, 59, 60, 83))
-    assert_allclose(later, [0.02, 0.02, 0.002, 0.0002], rtol=1e-5)
-    assert_allclose(updates["neck"]["kernel"], -first, rtol=1e-6)
-    assert_allclose(updates["backbone"]["layer2_0"]["conv2"]["conv_offset"]["kernel"], -0.1 * first, rtol=1e-6)
-    large = jax.tree.map(lambda leaf: 3e9 * leaf, params)  # the first stage does not count in the norm
-    clipped, _ = optimiser.update(large, optimiser.init(params), params)
-    assert_allclose(clipped["neck"]["kernel"], -first * 1e9 / np.sqrt(2), rtol=1e-5)
 
 
 def test_devices_keep_their_images():
@@ -289,11 +273,12 @@ def test_two_devices_do_what_one_does(digits_folder, state, tmp_path):
     dataset = read(digits_folder / "train.json", digits_folder / "train", masks=True)
     model = RCNN(weights.config_of(state))
     model, variables = weights.adapt(model, weights.fill(model, state), dataset.names, jax.random.key(0))
-    recipe = Recipe(2, batch_size=2, regions=16, warmup=0, learning_rate=0.001)
+    recipe = replace(RECIPE, steps=2, warmup=0, learning_rate=0.001)
+    batches = partial(training_batches, dataset, Loading((64, 64), batch_size=2, objects=10))
 
     def losses(count):
-        loading = partial(training_batches, dataset, Loading((64, 64), 2, 10))
-        return train(model, variables, recipe, loading, tmp_path / f"{count}", devices=jax.devices()[:count]).losses
+        options = Options(devices=jax.devices()[:count])
+        return train(Task(recipe, variables, Loss(model, 16), batches), tmp_path / f"{count}", options).losses
 
     assert_allclose(losses(2), losses(1), rtol=1e-3)
 

@@ -3,26 +3,27 @@
 import argparse
 import errno
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 import pytest
 
 from examples.library import trainer
 from examples.library.checkpoints import locked
 from examples.library.files import replaced
-from examples.library.loop import Start, first_state, fit, update
-from examples.library.options import NO_IMAGES, checked, choose_best, training_parser
+from examples.library.options import NO_IMAGES, TrainingParser, choose_best, chosen_recipe
 from examples.library.photographs import ImageError
 from examples.library.precision import Evaluation, check_finite
-from tests.examples.test_loop import Recipe, strict_json
+from examples.library.recipe import Recipe
+from examples.library.training import Results, Task, Validation
+from tests.examples.test_loop import strict_json
 
 pytestmark = pytest.mark.platforms("cpu")
 
-OPTIMISER = optax.sgd(0.5)
+RECIPE = Recipe(4, batch_size=1, rule="sgd", learning_rate=0.5, warmup=0, evaluate_every=1)
 SCORES = {"AP": [float("nan"), 0.5, 0.4, 0.3], "AP50": [0.1, 0.2, 0.4, 0.3]}
 
 
@@ -37,56 +38,47 @@ def batches(steps, bad=None):
     for step in steps:
         if step == bad:
             raise ImageError("a.png must be an image")
-        yield float(step)
+        yield np.full(1, step, np.float32)
 
 
-@partial(jax.jit, donate_argnums=0)
-def step(state, batch):
-    return update(state, OPTIMISER, lambda params: jnp.square(params["x"] - batch))
+def loss(variables, batch, key):
+    """Its statistics count the steps."""
+    square = jnp.square(variables["params"]["x"] - batch).mean()
+    return {"square": square}, {"count": variables["batch_stats"]["count"] + 1}
 
 
-def command(out, *arguments, load=batches, measure=None, draw=None, images="images"):
+def count(variables):
+    return int(variables["batch_stats"]["count"])
+
+
+def measured(variables):
+    return Evaluation([], {name: values[count(variables) - 1] for name, values in SCORES.items()})
+
+
+def save(path, variables):
+    with replaced(path) as file:
+        file.write_text(str(count(variables)))
+
+
+def command(out, *arguments, load=batches, measure=measured, draw=None, images="images"):
     """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
-    parser = training_parser("train", "Train.", "the start", steps=4, out=str(out))
-    parser.add_argument("--clip-norm", type=float)
-    options = parser.parse_args(["a.json", "images", "--validation", "b.json", images, *arguments])
-    checked(parser, options, {})
+    parser = TrainingParser("train", "Train.", "the start", {"": RECIPE}, str(out))
+    options = parser.parse_args(["a.json", "images", "--validation", "b.json", images, "--devices", "1", *arguments])
     choose_best(parser, options, list(SCORES))
-    options.recipe = Recipe(options.steps, evaluate_every=1)
-    options.loading = argparse.Namespace(objects=1, background=False, mirrors=False, batch_size=1)
-
-    def train(directory, *, devices, **keywords):
-        start = Start(lambda: first_state({"x": jnp.ones(())}, OPTIMISER), None)
-        start = start._replace(shapes=jax.eval_shape(start.make))
-        return fit(step, start, load, options.recipe, directory, **keywords)
-
-    def save(path, variables):
-        with replaced(path) as file:
-            file.write_text(str(int(variables)))
-
-    def scores_of(count):
-        return Evaluation([], {name: values[int(count) - 1] for name, values in SCORES.items()})
-
-    trainer.run(
-        "train",
-        options,
-        NO_IMAGES._replace(path=Path("a.json"), folder=Path("images")),
-        NO_IMAGES._replace(path=Path("b.json"), folder=Path(images)),
-        train,
-        None,
-        kept=lambda state: state.step,
-        measure=measure or scores_of,
-        save=save,
-        draw=draw,
-        settings={"clip_norm": options.clip_norm or 1.0},
-        scores=["AP"],
+    dataset, validation = (
+        NO_IMAGES._replace(path=Path(path), folder=Path(folder))
+        for path, folder in (("a.json", "images"), ("b.json", images))
     )
+    variables = {"params": {"x": jnp.ones(())}, "batch_stats": {"count": jnp.zeros((), int)}}
+    evaluation, results = Validation(measure, options.best, validation, ["AP"]), Results(save, draw=draw)
+    task = Task(chosen_recipe(options, RECIPE), variables, loss, load, evaluation, results)
+    trainer.run("train", options, task, dataset, {})
 
 
 @pytest.mark.parametrize(("best", "expected"), [("AP", "2"), ("AP50", "3")])
 def test_the_best_by_any_score(best, expected, tmp_path, capsys):
     command(tmp_path, "--best", best)
-    assert capsys.readouterr().out.startswith("Peak learning rates: default 0.5, backbone 1e-05\n")
+    assert capsys.readouterr().out.startswith("Peak learning rates: default 0.5\n")
     assert (tmp_path / "best").read_text() == expected and (tmp_path / "model").read_text() == "4"
     result = strict_json((tmp_path / "results.json").read_text())
     assert [found["AP"] for found in result["scores"].values()] == [None, 0.5, 0.4, 0.3]
@@ -140,13 +132,13 @@ def events(folder):
 def test_errors_say_how_to_go_on(tmp_path):
     """Those of images, of detections that are not finite, and of files, after all else is written."""
 
-    def measure(count):
-        if count in (None, 3):  # None: of --evaluate-only
+    def measure(variables):
+        if count(variables) in (0, 3):  # 0: of --evaluate-only
             check_finite("b.png", [1.0], [[math.nan] * 4])
         return Evaluation([], {"AP": 0.1, "AP50": 0.1})
 
     def draw(path, variables):
-        raise OSError(f"{path.name} of {variables} cannot be written")
+        raise OSError(f"{path.name} of {count(variables)} cannot be written")
 
     with pytest.raises(SystemExit, match=r"^train: error: a.png must be an image\nStep 1 is saved. Continue"):
         command(tmp_path, load=partial(batches, bad=1))
@@ -237,12 +229,22 @@ def test_a_file_is_replaced_only_by_a_complete_one(tmp_path):
         (["--best", "AP90"], "--best must be one of AP, AP50, got AP90"),
         (
             ["--evaluate-only", "--checkpoint", "model", "--resume", "--no-mirror", "--clip-norm", "1"],
-            "--evaluate-only does not use --no-mirror, --resume, --clip-norm",
+            "--evaluate-only does not use --clip-norm, --no-mirror, --resume",
         ),
-        (["--patience", "0"], "--patience must be positive, got 0"),
+        (["--patience", "0"], "argument --patience: must be positive, got 0"),
     ],
 )
 def test_options_that_do_not_fit(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         command(tmp_path, *arguments)
     assert message in capsys.readouterr().err
+
+
+def test_the_recipe_of_a_command():
+    """What is given, with at most a fifth of the steps as warm-up unless that is given, too."""
+    given = argparse.Namespace(steps=50, decays=[0.5, 0.75])
+    expected = Recipe(50, warmup=10, decays=(0.5, 0.75))
+    assert chosen_recipe(given, Recipe(warmup=500)) == expected
+    given.warmup = 40
+    assert chosen_recipe(given, Recipe(warmup=500)) == replace(expected, warmup=40)
+    assert chosen_recipe(argparse.Namespace(), Recipe(9, warmup=1)) == Recipe(9, warmup=1)

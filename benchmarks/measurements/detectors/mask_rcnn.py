@@ -12,15 +12,16 @@ import numpy as np
 
 from benchmarks.baselines.pytorch import load
 from benchmarks.measurements.detectors import CLASSES, Detector, of_jax, of_torch, torch_device, without_cuda_graphs
-from examples.library.loop import first_state
-from examples.rcnn import train
+from examples.library.optimiser import MOMENTUM
+from examples.library.training import first_state, train_step
 from examples.rcnn.config import Config
 from examples.rcnn.detector import RCNN
 from examples.rcnn.losses import Batch
+from examples.rcnn.train import RECIPE, Loss
 from examples.rcnn.weights import initialise
 
 SIDE = 800
-RATE, MOMENTUM, DECAY, CLIP_NORM = 1e-5, 0.9, 1e-4, 35.0
+RATE, DECAY, CLIP_NORM = 1e-5, 1e-4, 35.0
 
 
 def of_examples(folder, batch, dtype, options=None):
@@ -29,8 +30,8 @@ def of_examples(folder, batch, dtype, options=None):
     model = RCNN(config, None if dtype == "float32" else jnp.dtype(dtype))
     variables = initialise(model, jax.random.key(0))
     data = jax.device_put(Batch(batch.pixels, batch.corners, batch.labels, masks(batch)))
-    recipe = train.Recipe(1000, len(data.images), RATE * 16, momentum=MOMENTUM, weight_decay=DECAY, clip_norm=CLIP_NORM)
-    trained = train.make_optimiser(recipe)
+    rates = {"learning_rate": RATE * RECIPE.reference_batch, "weight_decay": DECAY, "clip_norm": CLIP_NORM}
+    recipe = replace(RECIPE, batch_size=len(data.images), **rates)
 
     def forward(variables, images):
         found = model.apply(variables, images.astype(jnp.float32))
@@ -40,8 +41,8 @@ def of_examples(folder, batch, dtype, options=None):
         forward,
         variables,
         (data.images,),
-        partial(train.train_step, model, recipe, variables["batch_stats"]),
-        first_state(jax.tree.map(jnp.copy, variables["params"]), trained),
+        partial(train_step, Loss(model), recipe),
+        first_state(recipe, jax.tree.map(jnp.copy, variables)),
         data,
         options,
     )._replace(scores=None)

@@ -23,12 +23,13 @@ from benchmarks.measurements.detectors import (
 )
 from benchmarks.support import memory
 from benchmarks.support.machine import cores
-from examples.detr import training, weights
+from examples.detr import weights
 from examples.detr.data import Batch
-from examples.detr.evaluate import Detector as Model
 from examples.detr.images import Preprocessor
 from examples.detr.matching import Targets
-from examples.detr.optimiser import Recipe
+from examples.detr.training import Loss
+from examples.library.recipe import Recipe
+from examples.library.training import first_state, train_step
 
 SIDE = 640
 CLIP_NORM, RATE, DECAY = 0.1, 1e-4, 1e-4
@@ -43,11 +44,11 @@ def write(config, folder):
 
 def of_examples(folder, batch, dtype, options=None):
     checkpoint = weights.load(folder, None if dtype == "float32" else jnp.dtype(dtype))
-    model, criterion = Model.of(checkpoint), weights.criterion(checkpoint)
+    loss = Loss.of(checkpoint)
     mask = jnp.ones(batch.pixels.shape[:3], bool)
 
     def forward(variables, images, mask):
-        outputs = model.model.apply(variables, *model.arguments(images, mask))
+        outputs = checkpoint.model.apply(variables, *loss.detector.arguments(images, mask))
         return outputs.logits, outputs.boxes
 
     recipe = Recipe(1000, len(mask), RATE, clip_norm=CLIP_NORM, weight_decay=DECAY, ema=0.0)
@@ -57,8 +58,8 @@ def of_examples(folder, batch, dtype, options=None):
         forward,
         variables,
         (images, mask),
-        partial(training.train_step, model, criterion, recipe),
-        training.first_state(jax.tree.map(jnp.copy, variables), recipe),
+        partial(train_step, loss, recipe),
+        first_state(recipe, jax.tree.map(jnp.copy, variables)),
         Batch(images, mask, targets),
         options,
     )

@@ -64,7 +64,7 @@ def test_the_processor_of_a_trained_model(golden):
         processor = Preprocessor.from_json(model, settings).for_training(model, processors.SIDE)
         assert json.loads(json.dumps(processor.settings)) == json.loads(str(written))
         side = (processors.SIDE,) * 2
-        loading = Loading((side,), 1, keeps_ratio=model == "deformable_detr", resample=processor.resample)
+        loading = Loading((side,), batch_size=1, keeps_ratio=model == "deformable_detr", resample=processor.resample)
         found = []
         for size in processors.TRAINED_ON:
             example = Example(np.asarray(processors.image(*size)), *NO_BOXES)
@@ -155,7 +155,7 @@ def test_settings_that_are_refused(settings, message, tmp_path):
 
 def test_an_image_that_would_have_no_pixel():
     """It is trained on as one row; evaluation refuses it, as transformers does."""
-    loading = Loading(((64, 64),), 1, keeps_ratio=True)
+    loading = Loading(((64, 64),), batch_size=1, keeps_ratio=True)
     assert fitted(Example(np.zeros((1, 200, 3), np.uint8), *NO_BOXES), (64, 64), loading)[1] == (1, 64)
     with pytest.raises(ImageError, match="an image of 1 x 200 pixels would have no pixel at the size"):
         Preprocessor.from_json("deformable_detr", {}).for_training("deformable_detr", 64).shapes(1, 200)

@@ -1,15 +1,10 @@
-"""Training detection transformers: the command, its data, its optimiser and several devices."""
+"""Training detection transformers: the command and its data."""
 
-import dataclasses
-import functools
 import json
 import re
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
@@ -18,12 +13,9 @@ from examples.detr import weights
 from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
 from examples.detr.evaluate import evaluated
 from examples.detr.images import Normalisation, Preprocessor
-from examples.detr.optimiser import Recipe, make_optimiser, rate
 from examples.detr.train import main, parse
-from examples.detr.training import train
-from examples.library import trainer
+from examples.library import precision
 from examples.library.coco import open_image, read
-from examples.library.files import read_object
 from tests.helpers import detr_training, processors
 from tests.helpers.slow import slow, slow_unless
 
@@ -32,7 +24,6 @@ pytestmark = pytest.mark.platforms("cpu")
 CONFIG = detr_training.FOLDER / "rt_detr_v2/config.json"
 FEW = ["--sizes", "64", "--objects", "3", "--batch-size", "2", "--steps", "3", "--warmup", "0"]
 FEW += ["--devices", "1"]
-RECIPE = Recipe(3, batch_size=2, warmup=0, checkpoint_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +51,6 @@ def folder(tmp_path_factory):
 
 def data(folder):
     return [str(folder / "annotations.json"), str(folder)]
-
-
-@functools.cache
-def checkpoint():
-    config = weights.with_labels(read_object(CONFIG), ["red", "yellow"])
-    return weights.initialise(config, jax.random.key(0))
-
-
-def batches(folder, size=2):
-    loading = Loading(((64, 64),), size, objects=3)
-    return lambda steps: training_batches(read(folder / "annotations.json", folder), loading, steps)
 
 
 @pytest.mark.slow
@@ -106,7 +86,7 @@ def test_the_command(folder, tmp_path, capsys, caplog):
             assert len(picture.convert("RGB").getcolors(10**7)) > 50
     main([*data(folder), "--validation", *data(folder), "--checkpoint", str(tmp_path / "best"), "--evaluate-only"])
     best = max(result["scores"].values(), key=lambda scores: scores["AP"])
-    printed = "\n".join([trainer.described(best), *trainer.described_by_class(best)])
+    printed = "\n".join([precision.described(best), *precision.described_by_class(best)])
     assert capsys.readouterr().out.startswith(f"{printed}\n")
     with pytest.raises(SystemExit, match="has checkpoints of a run"):
         main([*data(folder), "--checkpoint", str(tmp_path / "model"), *options])
@@ -115,7 +95,7 @@ def test_the_command(folder, tmp_path, capsys, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ema", "1", "--sizes", "60"], "--ema must be between 0 and 0.999999999, got 1.0"),
+        (["--ema", "1", "--sizes", "60"], "argument --ema: must be between 0 and 0.999999999, got 1"),
         (["--sizes", "60"], "--sizes must be multiples of 32, got [60]"),
         (["--best", "box AP", "--validation", "a", "b"], "--best must be one of AP, AP50, AP75"),
         (["--checkpoint", "nowhere"], "either --checkpoint or --config must be given"),
@@ -139,18 +119,13 @@ def test_validation_images_that_would_have_no_pixel(folder, tmp_path, capsys):
     assert "3.png does not fit: an image of 2 x 400 pixels would have no pixel" in capsys.readouterr().err
 
 
-def test_devices_that_do_not_divide_a_batch(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"batch_size must be a multiple of 3 devices times accumulate=1, got 2"):
-        train(weights.load(CONFIG.parent), RECIPE, batches(folder), tmp_path, devices=jax.devices()[:3])
-
-
 def test_batches(folder):
     dataset = read(folder / "annotations.json", folder)
-    loading = Loading(((64, 64), (96, 96)), 2, objects=3, seed=1)
+    loading = Loading(((64, 64), (96, 96)), batch_size=2, objects=3, seed=1)
     found, again = (list(training_batches(dataset, loading, range(8))) for _ in range(2))
     jax.tree.map(assert_array_equal, found, again)
     assert {batch.images.shape for batch in found} == {(2, 64, 64, 3), (2, 96, 96, 3)}
-    plain = Loading(((96, 96),), 4, objects=3, keeps_ratio=True, augmented=False, mirrors=False)
+    plain = Loading(((96, 96),), batch_size=4, objects=3, keeps_ratio=True, augmented=False, mirrors=False)
     processor = Preprocessor.from_json("deformable_detr", {}).for_training("deformable_detr", 96)
     (ids, (images, mask)), (last, (padded, _)) = evaluation_batches(dataset, processor, plain)
     assert ids == [1, 2, 3, 4] and last == [5, 6] and images.shape == padded.shape == (4, 96, 96, 3)
@@ -222,56 +197,4 @@ def test_objects_that_are_not_finite(folder, monkeypatch):
     monkeypatch.setattr("examples.detr.evaluate.find", lambda *_: (np.ones((2, 1)), np.zeros((2, 1), int), boxes, None))
     dataset = read(folder / "annotations.json", folder)._replace(categories=[None])
     with pytest.raises(ValueError, match=r"found in 2.png must have finite .*, got score 1.0 and box .*, nan"):
-        evaluated(None, None, dataset, Preprocessor.from_json("rt_detr_v2", {}), Loading((), 2))
-
-
-def test_the_optimiser():
-    """Each group has its rate, and normalisations and biases no decay. Frozen gradients do not count in the norm."""
-    recipe = Recipe(
-        100, learning_rate=1.0, warmup=10, decay_from=0.8, backbone_rate=0.1, slow_rate=0.5, weight_decay=0.1
-    )
-    assert_allclose([rate(recipe)(step) for step in (0, 9, 79, 80, 99)], [0.1, 0.91, 1, 0.1, 0.1], rtol=1e-5)
-    assert recipe.group_rates == {"default": 1.0, "backbone": 0.1, "slow": 0.5}
-    recipe = dataclasses.replace(recipe, warmup=0)
-
-    def updates(recipe, gradients):
-        params = jax.tree.map(jnp.ones_like, gradients)
-        optimiser = make_optimiser(recipe)
-        return jax.tree.map(lambda leaf: leaf[0], optimiser.update(gradients, optimiser.init(params), params)[0])
-
-    found = updates(
-        recipe,
-        {
-            "backbone": {"conv2": {"kernel": jnp.ones(2)}, "bn1": {"scale": jnp.zeros(2)}},
-            "x": {"sampling_offsets": {"bias": jnp.ones(2)}, "fc1": {"bias": jnp.zeros(2)}},
-        },
-    )
-    assert_allclose(found["backbone"]["conv2"]["kernel"], -0.1 - 0.1 * 0.1, rtol=1e-4)
-    assert_allclose(found["x"]["sampling_offsets"]["bias"], -0.5, rtol=1e-4)
-    assert found["backbone"]["bn1"]["scale"] == found["x"]["fc1"]["bias"] == 0
-    frozen = dataclasses.replace(recipe, freezes_stem=True, clip_norm=1e-3, norm_decay=True)
-    stages = {"layer1_0": {"conv1": {"kernel": jnp.full(2, 1e12)}}, "layer2_0": {"conv1": {"kernel": jnp.ones(2)}}}
-    found = updates(frozen, {"backbone": stages, "x": {"norm": {"scale": jnp.ones(2)}}})
-    assert found["backbone"]["layer1_0"]["conv1"]["kernel"] == 0
-    assert_allclose(found["backbone"]["layer2_0"]["conv1"]["kernel"], 0.1 * -1.1, rtol=1e-4)
-    assert_allclose(found["x"]["norm"]["scale"], -1.1, rtol=1e-4)
-
-
-def test_the_optimiser_is_that_of_optax():
-    """Over steps whose gradients are clipped and steps whose are not."""
-    recipe = Recipe(8, learning_rate=0.1, warmup=3, decay_from=0.5, weight_decay=0.1, clip_norm=1.0)
-    usual = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate(recipe), weight_decay=0.1))
-    random = np.random.default_rng(0)
-    params, *steps = (
-        {name: {"kernel": np.float32(size * random.normal(size=(3, 2)))} for name in ("a", "b")}
-        for size in (1, 0.1, 1, 9, 0.1, 1, 9)
-    )
-
-    def trained(optimiser):
-        found, state = params, optimiser.init(params)
-        for gradients in steps:
-            updates, state = optimiser.update(gradients, state, found)
-            found = optax.apply_updates(found, updates)
-        return found
-
-    jax.tree.map(partial(assert_allclose, rtol=1e-5), trained(make_optimiser(recipe)), trained(usual))
+        evaluated(None, None, dataset, Preprocessor.from_json("rt_detr_v2", {}), Loading((), batch_size=2))

@@ -1,5 +1,6 @@
-"""A picture of the validation images in which a detector makes most mistakes."""
+"""Pictures of a training: the curves of its losses and scores, and the images with most mistakes."""
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,36 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .coco import Dataset, open_image
+from .loop import Run
 from .objects import draw_box
 from .precision import mistakes
 
+SMOOTHED = 50  # steps of the moving mean
 LOWEST_SCORE = 0.4  # of objects that are drawn, or count as wrong
 ROWS, COLUMNS = 2, 4
 FOUND, WRONG, MISSED = "lime", "red", "orange"
 
 
-def draw(path: Path, dataset: Dataset, results: list[dict[str, Any]]) -> None:
+def draw_curves(path: Path, run: Run, names: Sequence[str]) -> None:
+    """Writes a picture of the loss of each step, with its moving mean, and of these scores by the number of steps."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steps, losses = run.log.column("step"), run.losses
+    left.plot(steps, losses, linewidth=0.4, alpha=0.4, color="tab:blue")
+    if width := min(SMOOTHED, len(losses)):  # none if the log is lost
+        mean = np.convolve(losses, np.ones(width) / width, mode="valid")
+        left.plot(steps[width - 1 :], mean, color="tab:blue")
+    left.set(xlabel="step", ylabel="loss", yscale="log")
+    for name in names:
+        steps = [int(step) for step in run.scores]
+        right.plot(steps, [100 * scores[name] for scores in run.scores.values()], marker="o", label=name)
+    right.set(xlabel="step", ylabel="AP in percent", ylim=(0, 100))
+    if names:
+        right.legend()
+    figure.savefig(path, dpi=110)
+
+
+def draw_mistakes(path: Path, dataset: Dataset, results: list[dict[str, Any]]) -> None:
     """Writes a picture of the images with the most mistakes; without one, deletes it.
 
     results: as of `average_precision`, with "bbox".
