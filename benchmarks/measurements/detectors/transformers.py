@@ -51,7 +51,7 @@ def of_examples(folder, batch, dtype, options=None):
         outputs = checkpoint.model.apply(variables, *loss.detector.arguments(images, mask))
         return outputs.logits, outputs.boxes
 
-    recipe = Recipe(1000, len(mask), RATE, clip_norm=CLIP_NORM, weight_decay=DECAY, ema=0.0)
+    recipe = Recipe(1000, len(mask), learning_rate=RATE, clip_norm=CLIP_NORM, weight_decay=DECAY)
     arrays = checkpoint.variables, batch.pixels, Targets(batch.boxes, batch.labels)
     variables, images, targets = jax.device_put(arrays)
     return of_jax(
