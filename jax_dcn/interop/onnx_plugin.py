@@ -18,6 +18,8 @@ from jax_dcn._operators.deform_conv.on_grid import conv_on_grid
 from jax_dcn._operators.deform_conv.primitive import deform_conv, deform_conv_of_volumes
 from jax_dcn._operators.roi_pool.primitive import deform_roi_max_pool, deform_roi_pool
 from jax_dcn._operators.sampling.primitive import deform_sampling
+from jax_dcn._primitive.operator import Operator
+from jax_dcn._primitive.primitive import Primitive
 from jax_dcn.interop import onnx_functions
 
 
@@ -119,10 +121,10 @@ class _Builder:
         return partial(getattr(self.ctx.builder, op_type), _outputs=[self.ctx.fresh_name(f"jax_dcn_{op_type}")])
 
 
-_OPERATORS: tuple[tuple[Any, Callable[..., Any]], ...] = (
+_PRIMITIVES: tuple[tuple[Primitive[Any], Callable[..., Any]], ...] = (
     (deform_conv, onnx_functions.deform_conv),
     (deform_conv_of_volumes, onnx_functions.deform_conv),
-    *((operator, onnx_functions.conv_on_grid) for operator in conv_on_grid.values()),
+    *((primitive, onnx_functions.conv_on_grid) for primitive in conv_on_grid.values()),
     (deform_aggregation, onnx_functions.aggregation),
     (deform_sampling, onnx_functions.sampling),
     (deform_roi_pool, onnx_functions.pooling),
@@ -130,7 +132,7 @@ _OPERATORS: tuple[tuple[Any, Callable[..., Any]], ...] = (
 )
 
 
-def _of_operator(operator: Any, function: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
+def _of_operator(operator: Operator[Any], function: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
     def of_equation(*arrays: jax.Array, present: Any, chain: Any, spec: Any, backend: Any) -> list[jax.Array]:
         if chain:
             raise ValueError(f"a derivative of {operator.name} cannot be exported to ONNX")
@@ -171,7 +173,8 @@ _REPLACEMENTS: tuple[tuple[Callable[..., Any], Callable[..., bool]], ...] = (
 def _lowerings(others: Mapping[str, Any]) -> dict[str, Any]:
     """The lowerings of this plugin, by the names of primitives, given those of jax2onnx."""
     lowerings: dict[str, Any] = {
-        operator.name: _Function(_of_operator(operator, function)) for operator, function in _OPERATORS
+        primitive.operator.name: _Function(_of_operator(primitive.operator, function))
+        for primitive, function in _PRIMITIVES
     }
     for function, applies in _REPLACEMENTS:
         name = function.__name__

@@ -10,6 +10,14 @@ NEEDED = ("matplotlib", "optax", "orbax", "pycocotools", "safetensors", "sklearn
 collect_ignore_glob = [] if all(map(importlib.util.find_spec, NEEDED)) else ["*.py"]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_said_of_kept_programs(monkeypatch):
+    """Commands that run in this process keep their programs where the tests do, and do not say so."""
+    from examples.library import command_line
+
+    monkeypatch.setattr(command_line, "_keep_programs", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory):
     """Scenes of digits with annotations in the format of COCO: three to train on, two to validate with."""
