@@ -17,7 +17,7 @@ from tests.helpers.slow import slow
 MIB = 2**20
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
 PIXELS = sum(height * width for height, width in LEVELS)
-SORTED = {"cpu": 0, "cuda": 256 * MIB}  # as docs/aggregation.md says
+SORTED = {"cpu": 0, "cuda": 256 * MIB}  # as docs/memory.md says
 
 
 def shapes(batch, dtype):

@@ -48,7 +48,7 @@ def multi_scale_deformable_attention(
     Over several devices, `jit` shards the attention as its operands are sharded: by batch dimensions, queries and
     heads. The pixels of the value are gathered, because a tap may read any of them.
 
-    docs/aggregation.md explains this step by step, and compares it with the names and layouts of other libraries.
+    docs/aggregation.md explains this step by step, and docs/migrating.md has the names and layouts of other libraries.
     `jax_dcn.linen.MultiScaleDeformableAttention` is the layer around it.
 
     Args:
@@ -121,7 +121,7 @@ def dcnv3(
     Derivatives exist to any order, in forward and reverse mode, with the rules of `deform_conv2d` at pixels, borders,
     NaN and infinity. Over several devices, `jit` shards it by batch dimensions, output rows and columns, and groups.
 
-    docs/aggregation.md compares it with InternImage's and DCNv4's extensions, and shows how to convert their arguments.
+    docs/migrating.md compares it with InternImage's and DCNv4's extensions, and shows how to convert their arguments.
     `jax_dcn.linen.DCNv3` and `jax_dcn.linen.DCNv4` are the layers around it.
 
     Args:

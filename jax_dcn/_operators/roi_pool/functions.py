@@ -54,8 +54,8 @@ def deform_psroi_pool(
     gathered. To keep each image on its own device, make every image a batch of its own.
 
     docs/deform_psroi_pool.md explains all of this step by step, compares it with RoI pooling and RoIAlign, and shows
-    how to convert boxes and MXNet's arguments. `jax_dcn.kernel_plan` says which kernels run, and what workspace they
-    need.
+    how to convert boxes; docs/migrating.md has MXNet's arguments. `jax_dcn.kernel_plan` says which kernels run, and
+    what workspace they need.
 
     Args:
       x: [..., N, H, W, D·group_size²]; float16, bfloat16, float32 or float64. All arrays may have leading batch
@@ -168,7 +168,7 @@ def roi_align(
 
     Derivatives in x exist to any order, in forward and reverse mode; derivatives in rois are zero. The gradient of a
     maximum goes to the first largest point. Regions that are padding or not finite, and sharding over several devices,
-    are as in `deform_psroi_pool`. The cost of a mean does not grow with the points. docs/roi_pooling.md compares this
+    are as in `deform_psroi_pool`. The cost of a mean does not grow with the points. docs/migrating.md compares this
     function with those of other libraries.
 
     Args:
