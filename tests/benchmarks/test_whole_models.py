@@ -29,11 +29,3 @@ def test_a_page_has_times_memory_and_the_first_step(monkeypatch, tmp_path):
     assert rows[1]["first step"]["jax_dcn"]["operations"] > 1000
     (page,) = tmp_path.glob("*-cpu-whole-models.md")
     assert "| tiny  | 1      | float32 | step    | jax_dcn " in page.read_text()
-
-
-def test_a_model_that_is_not_trained_has_one_row(tmp_path):
-    options = ["--images", "1", "--side", "64", "--repeats", "1", "--out", str(tmp_path)]
-    whole_models.main(["--models", "ALIKED n16", "LightGlue", *options])
-    rows = json.loads((tmp_path / "cpu-whole-models.json").read_text())["rows"]
-    expected = [("ALIKED n16", "forward"), ("ALIKED n16", "step"), ("LightGlue", "forward")]
-    assert [(row["model"], row["pass"]) for row in rows] == expected

@@ -68,22 +68,20 @@ def of_jax(
     forward: Callable[..., Any],
     variables: Any,
     arguments: Any,
-    step: Callable[..., Any] | None = None,
-    state: Any = None,
-    batch: Any = None,
+    step: Callable[..., Any],
+    state: Any,
+    batch: Any,
     options: dict[str, Any] | None = None,
 ) -> Prepared:
     """A model in JAX, compiled with options of XLA.
 
     forward: of the variables and the arguments; returns the scores first. step: of a state and a batch; returns the
-    next state and the losses, if the model is to be trained.
+    next state and the losses.
     """
     queued = jax.default_backend() == "gpu"
     find = jax.jit(forward).lower(variables, *arguments).compile(options)
     found = Call(partial(find, variables, *arguments), held=partial(planned, find), queued=queued)
     scores = np.asarray(jax.tree.leaves(found())[0], np.float32)
-    if step is None:
-        return Prepared(found, scores=scores)
     first_step, states = {}, [state]
     for start in ("", " again"):  # again: the program is in the persistent cache
         jax.clear_caches()
@@ -111,8 +109,8 @@ def planned(executable, call):
     return call(), memory.of_compiled(executable) - replaced
 
 
-def of_torch(forward, loss=None, parameters=(), optimiser=None, clip_norm=None, *, dtype) -> Prepared:
-    """A model in torch. forward: returns the scores. loss: in training, of the batch, if it is to be trained."""
+def of_torch(forward, loss, parameters, optimiser, clip_norm, *, dtype) -> Prepared:
+    """A model in torch. forward: returns the scores. loss: in training, of the batch."""
     torch, on_cpu = load(), jax.default_backend() == "cpu"
     narrow = partial(torch.autocast, "cpu" if on_cpu else "cuda", torch.bfloat16, enabled=dtype == "bfloat16")
 
@@ -132,8 +130,6 @@ def of_torch(forward, loss=None, parameters=(), optimiser=None, clip_norm=None, 
     held = memory.of_process if on_cpu else partial(cuda_peak, torch)
     calls = [Call(one, wait=waiter(torch, on_cpu), held=held, queued=not on_cpu) for one in (find, train)]
     scores = find().float().cpu().numpy()  # of the weights before the first step
-    if loss is None:
-        return Prepared(calls[0], scores=scores)
     begin = time.perf_counter()
     calls[1]()  # also makes the state of the optimiser
     return Prepared(*calls, scores, {"all": time.perf_counter() - begin})
