@@ -68,11 +68,12 @@ def make_optimiser(recipe: Recipe, params: Any) -> optax.GradientTransformation:
         return name(group, recipe.norm_decay or path[-1].key not in ("bias", "scale"))
 
     names = jax.tree_util.tree_map_with_path(name_of, groups)
+    present = {*jax.tree.leaves(names)}
     rules = {
         name(group, decays): _rule(recipe, rate(recipe, group), recipe.weight_decay * decays)
         for group in recipe.group_rates
         for decays in (False, True)
-        if name(group, decays) in jax.tree.leaves(names)
+        if name(group, decays) in present
     }
     return optax.chain(
         optax.masked(optax.set_to_zero(), jax.tree.map(lambda group: group == "frozen", groups)),

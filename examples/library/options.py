@@ -113,10 +113,9 @@ class TrainingParser(Parser):
             type=Path,
             help="a JSON file of COCO's format, a data.yaml of YOLO, or a folder of Pascal VOC",
         )
-        images_help = (
-            "the folder of its images, by default that of the JSON file; of YOLO and VOC, which part is trained "
-        )
-        add("images", type=Path, nargs="?", help=f"{images_help} on, by default train")
+        images_help = "the folder of its images, by default that of the JSON file; "
+        images_help += "of YOLO and VOC, which part is trained on, by default train"
+        add("images", type=Path, nargs="?", help=images_help)
         add("--checkpoint", type=Path, help=checkpoint)
         validation_help = "what to compute AP on, named in the same way; the default part is val"
         add("--validation", type=Path, nargs="+", metavar=("ANNOTATIONS", "IMAGES"), help=validation_help)

@@ -115,13 +115,13 @@ def mistakes(
         evaluation.evaluate()
     found: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = defaultdict(lambda: ([], []))
     for one in filter(None, evaluation.evalImgs):  # a class in an image
-        for part, ids, matches, ignored, of_file in (
+        for kind, ids, matches, ignored, of_file in (
             (0, one["gtIds"], one["gtMatches"], one["gtIgnore"][None], truth),
             (1, one["dtIds"], one["dtMatches"], one["dtIgnore"], evaluation.cocoDt),
         ):
             wrong = [of_file.anns[name] for name in np.array(ids)[(matches[0] == 0) & (ignored[0] == 0)]]
             if wrong:
-                found[one["image_id"]][part].extend(wrong)
+                found[one["image_id"]][kind].extend(wrong)
     return dict(sorted(found.items(), key=lambda item: -sum(map(len, item[1]))))
 
 

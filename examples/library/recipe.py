@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 Group = Literal["default", "offset", "backbone"]  # of the parameters that are trained
-
-
 FREELY, IF_ASKED = "freely", "if asked"  # how a run that goes on may change a number; the latter: only by its option
 
 

@@ -16,7 +16,7 @@ template <typename Arrays>
 class OptionalArrays {
  public:
   OptionalArrays(ffi::Dictionary attributes, Arrays arrays, const std::string& what)
-      : attributes_(attributes), arrays_(arrays), what_(what) {}
+      : arrays_(arrays), attributes_(attributes), what_(what) {}
 
   size_t Count(std::initializer_list<const char*> names) const {
     return std::count_if(names.begin(), names.end(), [&](const char* name) { return IsPresent(name); });
@@ -34,7 +34,9 @@ class OptionalArrays {
     return buffer.untyped_data();
   }
 
-  void CheckEnd() const { Require(next_ == arrays_.size(), "has ", arrays_.size(), " results, must have ", next_); }
+ protected:
+  Arrays arrays_;
+  size_t next_ = 0;
 
  private:
   static ffi::AnyBuffer BufferOf(ffi::AnyBuffer operand) { return operand; }
@@ -44,9 +46,7 @@ class OptionalArrays {
   bool IsPresent(const std::string& name) const { return Attribute<bool>(attributes_, AttributeOf(name)); }
 
   ffi::Dictionary attributes_;
-  Arrays arrays_;
   std::string what_;
-  size_t next_ = 0;
 };
 
 using OptionalOperands = OptionalArrays<ffi::RemainingArgs>;
@@ -55,6 +55,8 @@ using OptionalOperands = OptionalArrays<ffi::RemainingArgs>;
 struct RequestedResults : OptionalArrays<ffi::RemainingRets> {
   RequestedResults(ffi::Dictionary attributes, ffi::RemainingRets results)
       : OptionalArrays(attributes, results, "requested") {}
+
+  void CheckEnd() const { Require(next_ == arrays_.size(), "has ", arrays_.size(), " results, must have ", next_); }
 };
 
 }  // namespace dcn
