@@ -9,9 +9,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from examples.detector import evaluate, scenes
 from examples.library import precision
 from examples.library.command_line import Parser
+from examples.rfcn import evaluate, scenes
 
 from .coco import encoded
 

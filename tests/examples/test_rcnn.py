@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from examples.detector import scenes
 from examples.library.boxes import Boxes
 from examples.library.coco import read
 from examples.rcnn import RCNN, coco, fill
@@ -22,6 +21,7 @@ from examples.rcnn.losses import Batch, anchor_losses, region_losses
 from examples.rcnn.rpn import propose
 from examples.rcnn.weights import check_names, config_of
 from examples.resnet import MEAN
+from examples.rfcn import scenes
 from jax_dcn import interop
 from tests.helpers import mask_rcnn
 

@@ -11,11 +11,12 @@ from examples.library.recipe import Recipe
 from examples.library.training import Task
 
 from . import scenes
-from .losses import loss
-from .model import Detector
+from .losses import losses
+from .model import RFCN
 
 RECIPE = Recipe(
-    batch_size=4,
+    steps=1600,
+    batch_size=8,
     learning_rate=2e-3,
     offset_rate=0.3,
     warmup_from=0.0,
@@ -29,18 +30,18 @@ RECIPE = Recipe(
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a batch, and the statistics of a model without any."""
+    """The losses of a batch, and the statistics of a model without any."""
 
-    model: Detector
+    model: RFCN
 
     def __call__(
         self, variables: dict[str, Any], batch: scenes.Scenes, key: jax.Array
     ) -> tuple[dict[str, jax.Array], Any]:
-        return {"detection": loss(self.model, variables["params"], batch)}, variables["batch_stats"]
+        return losses(self.model, variables["params"], batch), variables["batch_stats"]
 
 
-def task_of(model: Detector, recipe: Recipe) -> Task:
-    """What is trained."""
+def task_of(model: RFCN, recipe: Recipe) -> Task:
+    """What is trained, from random weights."""
     images = np.zeros((1, scenes.IMAGE_SIZE, scenes.IMAGE_SIZE, 3), np.uint8)
     variables = jax.jit(model.init)(jax.random.key(recipe.seed), images)
     return Task(recipe, variables, Loss(model), partial(scenes.training_batches, recipe.seed, recipe.batch_size))

@@ -1,4 +1,4 @@
-"""A ResNet-like backbone of total stride 8, with deformable convolutions in its last stage.
+"""A ResNet-like backbone of total stride 8, whose last stage may have deformable convolutions.
 
 All downsampling is symmetric (an even kernel with stride 2). The receptive field of cell (i, j) of the feature map is
 therefore centred exactly at (8 i + 4, 8 j + 4), which is what `locations` returns.
@@ -25,12 +25,12 @@ def locations(height: int, width: int) -> jax.Array:
 
 
 def norm(name: str) -> nn.GroupNorm:
-    """The normalisation between the layers of all detectors."""
+    """The normalisation between layers."""
     return nn.GroupNorm(num_groups=8, name=name)
 
 
 class Conv3x3(nn.Module):
-    """A 3x3 convolution; one that is deformable sows its `offset` and `mask` as intermediates."""
+    """A 3x3 convolution."""
 
     features: int
     is_deformable: bool = False
@@ -40,11 +40,7 @@ class Conv3x3(nn.Module):
         if not self.is_deformable:
             return Conv(self.features, (3, 3), use_bias=False, name="conv")(x)
         # Training starts with zero offsets and masks of 1, where it equals the plain convolution.
-        options = {"use_bias": False, "mask_scale": 2.0, "return_offsets": True}
-        y, offset, mask = DeformConv(self.features, (3, 3), **options, name="conv")(x)
-        self.sow("intermediates", "offset", offset)
-        self.sow("intermediates", "mask", mask)
-        return y
+        return DeformConv(self.features, (3, 3), use_bias=False, mask_scale=2.0, name="conv")(x)
 
 
 class Block(nn.Module):
@@ -70,9 +66,11 @@ class Block(nn.Module):
 class Backbone(nn.Module):
     """uint8 images [batch, height, width, 3], sides divisible by 8, to features [batch, height/8, width/8, widths[-1]].
 
-    widths: channels of the stem and of the stages of stride 4, 8 and 8; blocks: residual blocks in each stage.
+    is_deformable: whether the last stage is. widths: channels of the stem and of the stages of stride 4, 8 and 8;
+    blocks: residual blocks in each stage.
     """
 
+    is_deformable: bool = True
     widths: tuple[int, int, int, int] = (24, 32, 64, 64)
     blocks: tuple[int, int, int] = (1, 2, 3)
 
@@ -80,11 +78,11 @@ class Backbone(nn.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         x = images.astype(jnp.float32) / 127.5 - 1
         x = nn.relu(norm("stem_norm")(_halving_conv(self.widths[0], "stem")(x)))
-        stages = zip(self.widths[1:], self.blocks, (True, True, False), (False, False, True), strict=True)
-        for stage, (features, blocks, halve, is_deformable) in enumerate(stages, start=1):
+        stages = zip(self.widths[1:], self.blocks, (True, True, False), strict=True)
+        for stage, (features, blocks, halve) in enumerate(stages, start=1):
             for block in range(blocks):
                 name = f"stage{stage}_block{block}"
-                x = Block(features, halve and block == 0, is_deformable, name=name)(x)
+                x = Block(features, halve and block == 0, self.is_deformable and stage == 3, name=name)(x)
         return x
 
 

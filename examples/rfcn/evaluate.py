@@ -1,33 +1,17 @@
-"""Detections and their COCO average precision."""
+"""COCO's average precision of detections in scenes."""
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from examples.library import precision
-from examples.library.boxes import suppress
 
 from . import scenes
+from .model import Detections
 
 VALIDATION_SEED = 1
-MAX_DETECTIONS = 100
-NMS_THRESHOLD = 0.6
 SIZE_LIMITS = {"small": (0, 20), "medium": (20, 34), "large": (34, math.inf)}
-
-
-class Detections(NamedTuple):
-    """At most `MAX_DETECTIONS` objects per image, best first.
-
-    boxes: [batch, MAX_DETECTIONS, 4] in pixels; scores: [batch, MAX_DETECTIONS], 0 where there is no detection;
-    classes: [batch, MAX_DETECTIONS].
-    """
-
-    boxes: np.ndarray
-    scores: np.ndarray
-    classes: np.ndarray
 
 
 def validation_batches(images: int, batch_size: int) -> Iterator[scenes.Scenes]:
@@ -35,14 +19,6 @@ def validation_batches(images: int, batch_size: int) -> Iterator[scenes.Scenes]:
     for start in range(0, images, batch_size):
         numbers = range(start, min(start + batch_size, images))
         yield scenes.make_batch("validation", VALIDATION_SEED, numbers)
-
-
-def strongest(scores: jax.Array, boxes: jax.Array) -> Detections:
-    """The detections of one image: scores [n, classes] of boxes [n, 4], strongest first, after suppression."""
-    strength, flat = jax.lax.top_k(scores.reshape(-1), min(MAX_DETECTIONS, scores.size))
-    location, classes = flat // scores.shape[-1], flat % scores.shape[-1]
-    chosen = boxes[location]
-    return Detections(chosen, suppress(chosen, strength, classes, NMS_THRESHOLD), classes)
 
 
 def size_class(boxes: np.ndarray) -> np.ndarray:

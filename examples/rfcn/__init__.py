@@ -1,0 +1,1 @@
+"""R-FCN, plain or deformable, trained on scenes of digits: ``python -m examples.rfcn``."""
