@@ -40,7 +40,8 @@ def draw(path: Path, model: RFCN, params: dict) -> None:
         detections.set_title("detections", fontsize=14)
         roi, offsets = bins_of(model, params, pixels, box, label)
         questions = f"is it a {scenes.CLASSES[label]}?", "where are its sides?"
-        panels = zip((of_class, of_sides), questions, offsets, (label, 0), strict=True)
+        classes = (label if model.deformable_pooling else 0), 0  # plain pooling has the same bins for all classes
+        panels = zip((of_class, of_sides), questions, offsets, classes, strict=True)
         for panel, question, offset, class_index in panels:
             viz.plot_bins(
                 roi,
