@@ -64,11 +64,10 @@ int64_t FusedForwardWorkspace(const std::string& dtype, int64_t channels, int64_
   return dcn::FusedForwardWorkspace(PlannedConvolution(dtype, channels, features, taps, groups));
 }
 
-// How dcn_cpu_fused_cotangents is to be divided: the partial sums of the weight's cotangent, the planes, and the
-// elements of the workspace; and how many tasks this processor has.
-std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype, std::array<int64_t, 4> x, std::array<int64_t, 3> y,
-                                           int64_t taps, int64_t groups, int64_t offset_groups, bool is_x_requested,
-                                           bool are_positions_requested, bool is_weight_requested) {
+// How dcn_cpu_fused_cotangents is to be divided, by the names of Fused in jax_dcn/_operators/deform_conv/fused_plan.py.
+nb::dict FusedCotangentsPlan(const std::string& dtype, std::array<int64_t, 4> x, std::array<int64_t, 3> y, int64_t taps,
+                             int64_t groups, int64_t offset_groups, bool is_x_requested, bool are_positions_requested,
+                             bool is_weight_requested) {
   const int64_t channels = x[3], features = y[2];
   const bool has_groups =
       groups > 0 && channels > 0 && features > 0 && channels % groups == 0 && features % groups == 0;
@@ -87,8 +86,12 @@ std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype, std::array<
   sizes.offset_groups = offset_groups;
   const dcn::RequestedCotangents requested = {is_x_requested, are_positions_requested, is_weight_requested};
   const dcn::CotangentDivision division = dcn::ChooseCotangentDivision(convolution, requested);
-  return {division.num_splits, division.num_planes, dcn::FusedCotangentsWorkspace(convolution, requested, division),
-          dcn::CotangentTasks(convolution)};
+  nb::dict plan;
+  plan["workspace_size"] = dcn::FusedCotangentsWorkspace(convolution, requested, division);
+  plan["num_splits"] = division.num_splits;
+  plan["num_planes"] = division.num_planes;
+  plan["tasks"] = dcn::CotangentTasks(convolution);
+  return plan;
 }
 #endif
 

@@ -43,7 +43,7 @@ def gradients(requested: Mapping[str, str], problem: Problem) -> Plans:
     """The plans of gradients that are computed together, by the reasons for this path."""
     x, offset, weight, spec, *_ = problem
     offset_groups, taps = problem.groups_and_taps
-    num_splits, num_planes, size, tasks = extension.modules["cpu"].fused_cotangents_plan(
+    plan = extension.modules["cpu"].fused_cotangents_plan(
         dtype=jnp.dtype(x.dtype).name,
         x=x.shape,
         y=(*offset.shape[1:3], weight.shape[-1]),
@@ -54,8 +54,7 @@ def gradients(requested: Mapping[str, str], problem: Problem) -> Plans:
         are_positions_requested=not {"offset", "mask"}.isdisjoint(requested),
         is_weight_requested="weight" in requested,
     )
-    choices = Fused(size, num_splits, num_planes, tasks)
-    return {name: _planned(name, reason, choices) for name, reason in requested.items()}
+    return {name: _planned(name, reason, Fused(**plan)) for name, reason in requested.items()}
 
 
 def _planned(computation: str, reason: str, choices: Fused) -> ComputationPlan:
