@@ -3,8 +3,8 @@
 A message says which argument it is about, what it must be and what it is.
 """
 
-import dataclasses
 import functools
+import operator
 import re
 from fractions import Fraction
 
@@ -13,22 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_dcn
+import jax_dcn.quantize
 from jax_dcn._operators.aggregation.arguments import MAX_LEVELS, MAX_TAPS
-from jax_dcn.quantize import power_of_two
+from tests.helpers.calls import CALLS, LEVELS, POOLING
+from tests.helpers.deform_conv.cases import Operands, to_channels_first
 from tests.helpers.pages import ROOT
-from tests.helpers.roi_pool.cases import POOLING, operands
 
 ones, zeros, struct = jnp.ones, jnp.zeros, jax.ShapeDtypeStruct
-CONVOLUTION = {
-    "x": ones((2, 5, 6, 4)),
-    "offset": ones((2, 5, 6, 36)),
-    "weight": ones((3, 3, 2, 6)),
-    "bias": ones(6),
-    "mask": ones((2, 5, 6, 18)),
-    "feature_group_count": 2,
-}
-ARRAYS = ("x", "offset", "weight", "bias", "mask")
 # The wrong arguments: the error, and the parts of its message in order.
 WRONG_CONVOLUTION = [
     ({"x": ones((2, 5, 6, 4), int)}, TypeError, ["x must", "float32", "int32"]),
@@ -67,13 +58,10 @@ WRONG_CONVOLUTION = [
     ({"deterministic": "yes"}, ValueError, ["deterministic must", "'yes'"]),
     ({"preferred_element_type": "wide"}, TypeError, ["preferred_element_type must", "'wide'"]),
 ]
-VALUE, LOCATIONS, WEIGHTS = jnp.zeros((2, 26, 4, 6)), jnp.zeros((2, 5, 4, 2, 3, 2)), jnp.zeros((2, 5, 4, 2, 3))
-LEVELS = ((4, 5), (3, 2))
-ATTENTION = {"value": VALUE, "sampling_locations": LOCATIONS, "attention_weights": WEIGHTS, "spatial_shapes": LEVELS}
-TAPS = jnp.zeros((2, 5, 4, 4, 2))
+ATTENTION = CALLS["multi_scale_deformable_attention"]
+VALUE, LOCATIONS, WEIGHTS, _ = ATTENTION.values()
+TAPS = zeros((2, 5, 4, 4, 2))
 UNEVEN = {"points": (1, 3), "sampling_locations": TAPS, "attention_weights": TAPS[..., 0]}
-X3, OFFSET3, MASK3 = jnp.zeros((2, 7, 5, 12)), jnp.zeros((2, 7, 5, 2 * 9 * 2)), jnp.zeros((2, 7, 5, 2 * 9))
-DCNV3 = {"x": X3, "offset": OFFSET3, "mask": MASK3, "kernel_size": 3, "padding": 1, "groups": 2}
 WRONG_ATTENTION = [
     ({"value": VALUE[0, 0]}, ValueError, ["value must", "[..., S, M, D]", "(4, 6)"]),
     ({"value": VALUE[:, :25]}, ValueError, ["value must", "26 pixels", "spatial_shapes", "(2, 25, 4, 6)"]),
@@ -98,6 +86,7 @@ WRONG_ATTENTION = [
     ({"deterministic": 1}, ValueError, ["deterministic must", "1"]),
     ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
+X3, OFFSET3, MASK3 = (CALLS["dcnv3"][name] for name in ("x", "offset", "mask"))
 WRONG_DCNV3 = [
     ({"x": X3[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(5, 12)"]),
     ({"x": X3[..., :11]}, ValueError, ["x's channels", "groups=2", "11"]),
@@ -118,8 +107,7 @@ WRONG_DCNV3 = [
     ({"backend": "cuda"}, ValueError, ["backend must", "'cuda'"]),
 ]
 
-X, ROIS, OFFSET = (jnp.asarray(a, jnp.float32) for a in operands())
-POOL = {"x": X, "rois": ROIS, "offset": OFFSET} | dataclasses.asdict(POOLING)
+X, ROIS, OFFSET = POOLING.values()
 WRONG_POOLING = [
     ({"x": X[0]}, ValueError, ["x must", "[..., N, H, W, C]", "(9, 8, 36)"]),
     ({"x": X[..., :35]}, ValueError, ["x's channels", "6 cells", "35"]),
@@ -149,17 +137,16 @@ WRONG_POOLING = [
     ({"backend": "cpu"}, ValueError, ["backend must", "'cpu'"]),
 ]
 
-ALIGN = {"x": zeros((1, 5, 6, 12)), "rois": zeros((3, 5)), "output_size": 2}
 WRONG_ALIGN = [
-    (jax_dcn.roi_align, {"sampling_ratio": -1}, ValueError, ["sampling_ratio must be a non-negative int", "-1"]),
-    (jax_dcn.roi_align, {"sampling_ratio": 1.5}, TypeError, ["sampling_ratio must", "1.5"]),
-    (jax_dcn.roi_align, {"aligned": 1}, ValueError, ["aligned must", "1"]),
-    (jax_dcn.roi_align, {"mode": "mean"}, ValueError, ["mode must", "'mean'"]),
-    (jax_dcn.roi_align, {"x": ALIGN["x"][0]}, ValueError, ["x must", "[..., N, H, W, C]"]),
-    (jax_dcn.ps_roi_align, {"output_size": 5}, ValueError, ["x's channels", "25 cells of output_size=(5, 5), got 12"]),
-    (jax_dcn.deform_roi_pool, {"gamma": "1"}, TypeError, ["gamma must", "'1'"]),
-    (jax_dcn.deform_roi_pool, {"offset": zeros((3, 2, 2, 4))}, ValueError, ["offset must", "(3, 2, 2, 2) ", "output"]),
-    (jax_dcn.deform_roi_pool, {"offset": zeros((3, 2, 2))}, ValueError, ["offset must", "[..., R, part, part, 2]"]),
+    ("roi_align", {"sampling_ratio": -1}, ValueError, ["sampling_ratio must be a non-negative int", "-1"]),
+    ("roi_align", {"sampling_ratio": 1.5}, TypeError, ["sampling_ratio must", "1.5"]),
+    ("roi_align", {"aligned": 1}, ValueError, ["aligned must", "1"]),
+    ("roi_align", {"mode": "mean"}, ValueError, ["mode must", "'mean'"]),
+    ("roi_align", {"x": zeros((5, 6, 12))}, ValueError, ["x must", "[..., N, H, W, C]"]),
+    ("ps_roi_align", {"output_size": 5}, ValueError, ["x's channels", "25 cells of output_size=(5, 5), got 12"]),
+    ("deform_roi_pool", {"gamma": "1"}, TypeError, ["gamma must", "'1'"]),
+    ("deform_roi_pool", {"offset": zeros((3, 2, 2, 4))}, ValueError, ["offset must", "(3, 2, 2, 2) ", "output"]),
+    ("deform_roi_pool", {"offset": zeros((3, 2, 2))}, ValueError, ["offset must", "[..., R, part, part, 2]"]),
 ]
 # The messages about a gradient's operands are those about the operator's.
 WRONG_GRADIENT = [
@@ -168,13 +155,7 @@ WRONG_GRADIENT = [
     ({"mask": ones((2, 5, 6, 9))}, ValueError, ["mask must", "(2, 5, 6, 18)", "(2, 5, 6, 9)"]),
     ({"padding": "FULL"}, ValueError, ["padding must", "'FULL'"]),
 ]
-GRADIENTS = [getattr(jax_dcn, f"deform_conv2d_{name}_grad") for name in ("input", "offset", "mask", "weight")]
-GRADIENT = {name: value for name, value in CONVOLUTION.items() if name != "bias"} | {"cotangent": ones((2, 5, 6, 6))}
-ATTEND = jax_dcn.multi_scale_deformable_attention
-
-
-IMAGES, POINTS = zeros((2, 5, 6, 3)), zeros((2, 7, 2))
-GRID = {"x": IMAGES, "grid": POINTS}
+IMAGES, POINTS = CALLS["grid_sample"].values()
 WRONG_GRID = [
     ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
     ({"x": IMAGES.astype(int)}, TypeError, ["x must", "float32", "int32"]),
@@ -191,7 +172,6 @@ WRONG_GRID = [
     ({"data_format": "NDHWC"}, ValueError, ["data_format must", "2 axes", "'NDHWC'"]),
     ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
-RESIZED = {"x": IMAGES, "size": (7, 9)}
 WRONG_RESIZE = [
     ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
     ({"x": IMAGES[0, 0], "data_format": "NCHW"}, ValueError, ["x must", "[..., C, H, W]", "(6, 3)"]),
@@ -203,7 +183,6 @@ WRONG_RESIZE = [
     ({"data_format": "NDHWC"}, ValueError, ["data_format must", "'NCHW'", "'NDHWC'"]),
     ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
-MAP = {"input": ones((5, 6)), "coordinates": [zeros(3), zeros(3)], "order": 1}
 WRONG_MAP = [
     ({"input": [[1.0]]}, TypeError, ["input must", "array", "list"]),
     ({"input": ones((1, 5, 6, 7))}, ValueError, ["coordinates must", "each axis of input", "2", "(1, 5, 6, 7)"]),
@@ -222,13 +201,9 @@ WRONG_MAP = [
 ]
 
 
-def channels_first(name, array):
-    if name not in ARRAYS:
-        return array
-    return jnp.transpose(array, (3, 2, 0, 1)) if name == "weight" else jnp.moveaxis(array, -1, min(1, array.ndim - 1))
-
-
-NCHW = {name: channels_first(name, a) for name, a in CONVOLUTION.items()} | {"data_format": "NCHW"}
+CONVOLUTION = CALLS["deform_conv2d"]
+FIRST = Operands(**{name: CONVOLUTION[name] for name in Operands._fields})
+NCHW = to_channels_first(FIRST)._asdict() | {"data_format": "NCHW"}
 WRONG_NCHW = [
     ({"x": ones((5, 6))}, ValueError, ["x must", "[..., Cin, H, W]", "(5, 6)"]),
     ({"weight": ones((6, 2, 3))}, ValueError, ["weight must", "[Cout, Cin/groups, kh, kw]", "(6, 2, 3)"]),
@@ -236,7 +211,6 @@ WRONG_NCHW = [
     ({"offset": ones((2, 36, 5, 7))}, ValueError, ["offset must", "(2, G·18, 5, 6)", "(2, 36, 5, 7)"]),
     ({"mask": ones((2, 9, 5, 6))}, ValueError, ["mask must", "(2, 18, 5, 6)", "(2, 9, 5, 6)"]),
 ]
-SIGNALS = {"x": ones((2, 9, 4)), "offset": ones((2, 9, 6)), "weight": ones((3, 4, 6))}
 WRONG_SIGNALS = [
     ({"x": ones((4,))}, ValueError, ["x must", "[..., W, Cin]", "(4,)"]),
     ({"x": ones((2, 9, 4, 1))}, ValueError, ["offset must", "[..., Wo, G·K·1]", "(2, 9, 4, 1)", "(2, 9, 6)"]),
@@ -247,7 +221,6 @@ WRONG_SIGNALS = [
     ({"padding": (1, 1)}, ValueError, ["padding must", "((left, right),)", "(1, 1)"]),
     ({"data_format": "NHWC"}, ValueError, ["data_format must", "'NWC'", "'NHWC'"]),
 ]
-VOLUMES = {"x": ones((2, 3, 4, 5, 4)), "offset": ones((2, 3, 4, 5, 36)), "weight": ones((1, 2, 3, 4, 6))}
 WRONG_VOLUMES = [
     ({"x": ones((4, 5, 4))}, ValueError, ["x must", "[..., D, H, W, Cin]", "(4, 5, 4)"]),
     ({"weight": ones((3, 3, 4, 6))}, ValueError, ["weight must", "[kd, kh, kw, Cin/groups, Cout]", "(3, 3, 4, 6)"]),
@@ -257,55 +230,56 @@ WRONG_VOLUMES = [
     ({"padding": (1, 1)}, ValueError, ["padding must", "((front, back), (top, bottom), (left, right))", "(1, 1)"]),
     ({"data_format": "NCHW"}, ValueError, ["data_format must", "'NCDHW'", "'NCHW'"]),
 ]
-NMS = {"boxes": zeros((5, 4)), "scores": zeros(5), "iou_threshold": 0.5, "max_outputs": 3}
-FPN, PEAKS = {"boxes": zeros((2, 4)), "num_levels": 4}, {"scores": zeros((5, 5)), "count": 3}
-STATISTICS = {"offset": zeros((4, 4, 18)), "image_size": (4, 4), "kernel_size": 3}
-CONVERTED = {"offset": zeros((5, 5, 18)), "mask": zeros((5, 5, 9)), "kernel_size": 3}
 WRONG_OTHERS = [
-    (jax_dcn.nms, NMS, {"boxes": zeros((5, 3))}, ValueError, ["boxes must", "[..., N, 4]", "(5, 3)"]),
-    (jax_dcn.nms, NMS, {"boxes": zeros((5, 4), "float16")}, TypeError, ["boxes must", "float32", "pass float32"]),
-    (jax_dcn.nms, NMS, {"boxes": [[0, 0, 1, 1]]}, TypeError, ["boxes must", "array"]),
-    (jax_dcn.nms, NMS, {"scores": zeros((2, 5))}, ValueError, ["scores must", "(5,)", "one per box"]),
-    (jax_dcn.nms, NMS, {"scores": zeros(5, int)}, TypeError, ["scores must", "float16"]),
-    (jax_dcn.nms, NMS, {"iou_threshold": 1.5}, ValueError, ["iou_threshold must", "from 0 to 1", "1.5"]),
-    (jax_dcn.nms, NMS, {"iou_threshold": float("nan")}, ValueError, ["iou_threshold must", "finite", "nan"]),
-    (jax_dcn.nms, NMS, {"max_outputs": 0}, ValueError, ["max_outputs must", "positive", "0"]),
-    (jax_dcn.nms, NMS, {"classes": zeros(5)}, TypeError, ["classes must", "integer", "float32"]),
-    (jax_dcn.nms, NMS, {"classes": zeros(4, int)}, ValueError, ["classes must", "(5,)", "(4,)"]),
-    (jax_dcn.fpn_levels, FPN, {"boxes": zeros((2, 5))}, ValueError, ["boxes must", "[..., 4]", "(2, 5)"]),
-    (jax_dcn.fpn_levels, FPN, {"num_levels": 0}, ValueError, ["num_levels must", "positive", "0"]),
-    (jax_dcn.fpn_levels, FPN, {"canonical_size": 0}, ValueError, ["canonical_size must", "positive", "0"]),
-    (jax_dcn.fpn_levels, FPN, {"min_level": "2"}, TypeError, ["min_level must", "finite", "'2'"]),
-    (jax_dcn.find_peaks, PEAKS, {"scores": zeros(5)}, ValueError, ["scores must", "[..., H, W]", "(5,)"]),
-    (jax_dcn.find_peaks, PEAKS, {"scores": zeros((5, 5), int)}, TypeError, ["scores must", "float16"]),
-    (jax_dcn.find_peaks, PEAKS, {"count": 0}, ValueError, ["count must", "positive", "0"]),
-    (jax_dcn.find_peaks, PEAKS, {"radius": 1.5}, TypeError, ["radius must", "positive", "1.5"]),
-    (jax_dcn.find_peaks, PEAKS, {"rounds": -1}, ValueError, ["rounds must", "non-negative", "-1"]),
-    (jax_dcn.find_peaks, PEAKS, {"border": (1, 2)}, ValueError, ["border must", "non-negative", "(1, 2)"]),
-    (jax_dcn.find_peaks, PEAKS, {"min_score": float("nan")}, ValueError, ["min_score must", "finite", "nan"]),
-    (jax_dcn.offset_statistics, STATISTICS, {"offset": zeros((4, 4, 17))}, ValueError, ["offset must", "G·18", "17)"]),
-    (jax_dcn.offset_statistics, STATISTICS, {"strides": 2}, ValueError, ["offset must", "(..., 2, 2, G·18)"]),
-    (jax_dcn.as_deform_conv, CONVERTED, {"mask": zeros((5, 5, 8))}, ValueError, ["offset and mask must", "K=9"]),
-    (jax_dcn.as_deform_conv, CONVERTED, {"remove_center": True}, ValueError, ["offset and mask must", "K=8"]),
-    (power_of_two, {"w": ones(3)}, {"w": ones(3, int)}, TypeError, ["w must", "float16", "int32"]),
-    (power_of_two, {"w": ones(3)}, {"min_exponent": 2}, ValueError, ["min_exponent=2", "max_exponent=0"]),
-    (power_of_two, {"w": ones(3)}, {"max_exponent": 128}, ValueError, ["max_exponent < 128", "float32"]),
+    ("nms", {"boxes": zeros((5, 3))}, ValueError, ["boxes must", "[..., N, 4]", "(5, 3)"]),
+    ("nms", {"boxes": zeros((5, 4), "float16")}, TypeError, ["boxes must", "float32", "pass float32"]),
+    ("nms", {"boxes": [[0, 0, 1, 1]]}, TypeError, ["boxes must", "array"]),
+    ("nms", {"scores": zeros((2, 5))}, ValueError, ["scores must", "(5,)", "one per box"]),
+    ("nms", {"scores": zeros(5, int)}, TypeError, ["scores must", "float16"]),
+    ("nms", {"iou_threshold": 1.5}, ValueError, ["iou_threshold must", "from 0 to 1", "1.5"]),
+    ("nms", {"iou_threshold": float("nan")}, ValueError, ["iou_threshold must", "finite", "nan"]),
+    ("nms", {"max_outputs": 0}, ValueError, ["max_outputs must", "positive", "0"]),
+    ("nms", {"classes": zeros(5)}, TypeError, ["classes must", "integer", "float32"]),
+    ("nms", {"classes": zeros(4, int)}, ValueError, ["classes must", "(5,)", "(4,)"]),
+    ("fpn_levels", {"boxes": zeros((2, 5))}, ValueError, ["boxes must", "[..., 4]", "(2, 5)"]),
+    ("fpn_levels", {"num_levels": 0}, ValueError, ["num_levels must", "positive", "0"]),
+    ("fpn_levels", {"canonical_size": 0}, ValueError, ["canonical_size must", "positive", "0"]),
+    ("fpn_levels", {"min_level": "2"}, TypeError, ["min_level must", "finite", "'2'"]),
+    ("find_peaks", {"scores": zeros(5)}, ValueError, ["scores must", "[..., H, W]", "(5,)"]),
+    ("find_peaks", {"scores": zeros((5, 5), int)}, TypeError, ["scores must", "float16"]),
+    ("find_peaks", {"count": 0}, ValueError, ["count must", "positive", "0"]),
+    ("find_peaks", {"radius": 1.5}, TypeError, ["radius must", "positive", "1.5"]),
+    ("find_peaks", {"rounds": -1}, ValueError, ["rounds must", "non-negative", "-1"]),
+    ("find_peaks", {"border": (1, 2)}, ValueError, ["border must", "non-negative", "(1, 2)"]),
+    ("find_peaks", {"min_score": float("nan")}, ValueError, ["min_score must", "finite", "nan"]),
+    ("offset_statistics", {"offset": zeros((4, 4, 17))}, ValueError, ["offset must", "G·18", "17)"]),
+    ("offset_statistics", {"strides": 2}, ValueError, ["offset must", "(..., 2, 2, G·18)"]),
+    ("as_deform_conv", {"mask": zeros((5, 5, 8))}, ValueError, ["offset and mask must", "K=9"]),
+    ("as_deform_conv", {"remove_center": True}, ValueError, ["offset and mask must", "K=8"]),
 ]
+WRONG_POWERS = [
+    ({"w": ones(3, int)}, TypeError, ["w must", "float16", "int32"]),
+    ({"w": ones(3), "min_exponent": 2}, ValueError, ["min_exponent=2", "max_exponent=0"]),
+    ({"w": ones(3), "max_exponent": 128}, ValueError, ["max_exponent < 128", "float32"]),
+]
+GRADIENTS = [name for name in CALLS if name.endswith("_grad")]
+# The name of a function, and a row of the tables above.
 WRONG = [
     *WRONG_OTHERS,
-    *((jax_dcn.deform_conv1d, SIGNALS, *row) for row in WRONG_SIGNALS),
-    *((jax_dcn.deform_conv3d, VOLUMES, *row) for row in WRONG_VOLUMES),
-    *((jax_dcn.deform_conv2d, CONVOLUTION, *row) for row in WRONG_CONVOLUTION),
-    *((jax_dcn.deform_conv2d, NCHW, *row) for row in WRONG_NCHW),
-    *((function, GRADIENT, *row) for function in GRADIENTS for row in WRONG_GRADIENT),
-    (GRADIENTS[2], GRADIENT, {"mask": None}, TypeError, ["mask must", "None"]),
-    *((ATTEND, ATTENTION, *row) for row in WRONG_ATTENTION),
-    *((jax_dcn.dcnv3, DCNV3, *row) for row in WRONG_DCNV3),
-    *((jax_dcn.deform_psroi_pool, POOL, *row) for row in WRONG_POOLING),
-    *((function, ALIGN, *row) for function, *row in WRONG_ALIGN),
-    *((jax_dcn.grid_sample, GRID, *row) for row in WRONG_GRID),
-    *((jax_dcn.resize, RESIZED, *row) for row in WRONG_RESIZE),
-    *((jax_dcn.map_coordinates, MAP, *row) for row in WRONG_MAP),
+    *(("deform_conv1d", *row) for row in WRONG_SIGNALS),
+    *(("deform_conv3d", *row) for row in WRONG_VOLUMES),
+    *(("deform_conv2d", *row) for row in WRONG_CONVOLUTION),
+    *(("deform_conv2d", NCHW | wrong, *row) for wrong, *row in WRONG_NCHW),
+    *((name, *row) for name in GRADIENTS for row in WRONG_GRADIENT),
+    ("deform_conv2d_mask_grad", {"mask": None}, TypeError, ["mask must", "None"]),
+    *(("multi_scale_deformable_attention", *row) for row in WRONG_ATTENTION),
+    *(("dcnv3", *row) for row in WRONG_DCNV3),
+    *(("deform_psroi_pool", *row) for row in WRONG_POOLING),
+    *WRONG_ALIGN,
+    *(("grid_sample", *row) for row in WRONG_GRID),
+    *(("resize", *row) for row in WRONG_RESIZE),
+    *(("map_coordinates", *row) for row in WRONG_MAP),
+    *(("quantize.power_of_two", *row) for row in WRONG_POWERS),
 ]
 
 
@@ -313,46 +287,39 @@ def saying(words):
     return ".*".join(map(re.escape, words))
 
 
-def trace(function, arguments):
+def trace(name, **changes):
     """Abstractly: nothing is compiled or run."""
-    return jax.eval_shape(lambda: function(**arguments))
+    function = operator.attrgetter(name)(jax_dcn)
+    return jax.eval_shape(lambda: function(**CALLS.get(name, {}) | changes))
 
 
-IDS = [f"{function.__name__}-{','.join(map(str, wrong))}-{k}" for k, (function, _, wrong, *_) in enumerate(WRONG)]
+IDS = [f"{name}-{','.join(wrong)}-{k}" for k, (name, wrong, *_) in enumerate(WRONG)]
 
 
-@pytest.mark.parametrize("function, good, wrong, error, words", WRONG, ids=IDS)
-def test_errors_name_the_argument(function, good, wrong, error, words):
+@pytest.mark.parametrize("name, wrong, error, words", WRONG, ids=IDS)
+def test_errors_name_the_argument(name, wrong, error, words):
     with pytest.raises(error, match=saying(words)):
-        trace(function, good | wrong)
+        trace(name, **wrong)
 
 
 def test_the_good_arguments_are_good():
-    assert trace(jax_dcn.deform_conv2d, CONVOLUTION).shape == (2, 5, 6, 6)
-    assert trace(jax_dcn.deform_conv2d, NCHW).shape == (2, 6, 5, 6)
-    assert trace(jax_dcn.deform_conv1d, SIGNALS).shape == (2, 9, 6)
-    assert trace(jax_dcn.deform_conv3d, VOLUMES).shape == (2, 3, 4, 5, 6)
-    assert trace(jax_dcn.deform_psroi_pool, POOL).shape == (6, 5, 4, 6)
-    assert trace(ATTEND, ATTENTION).shape == trace(ATTEND, ATTENTION | UNEVEN).shape == (2, 5, 24)
-    for function in GRADIENTS:
-        trace(function, GRADIENT)
-    assert trace(jax_dcn.grid_sample, GRID).shape == (2, 7, 3)
-    assert trace(jax_dcn.resize, RESIZED).shape == (2, 7, 9, 3)
-    assert trace(jax_dcn.map_coordinates, MAP).shape == (3,)
+    """All others are in tests/test_public_functions.py."""
+    assert trace("deform_conv2d", **NCHW).shape == (2, 6, 5, 6)
+    assert trace("multi_scale_deformable_attention", **UNEVEN).shape == (2, 5, 24)
 
 
 @pytest.mark.parametrize(
-    "function, good, name, value",
+    "name, argument, value",
     [
-        (ATTEND, ATTENTION, "spatial_shapes", np.array(LEVELS)),
-        (jax_dcn.dcnv3, DCNV3, "padding", 1),
-        (jax_dcn.deform_psroi_pool, POOL, "spatial_scale", 0.5),
-        (jax_dcn.deform_psroi_pool, POOL, "output_size", 5),
+        ("multi_scale_deformable_attention", "spatial_shapes", np.array(LEVELS)),
+        ("dcnv3", "padding", 1),
+        ("deform_psroi_pool", "spatial_scale", 0.5),
+        ("deform_psroi_pool", "output_size", 5),
     ],
 )
-def test_static_arguments_cannot_be_traced(function, good, name, value):
-    with pytest.raises(TypeError, match=saying([name, "must be", "known when the function is traced"])):
-        jax.eval_shape(lambda value: function(**good | {name: value}), value)
+def test_static_arguments_cannot_be_traced(name, argument, value):
+    with pytest.raises(TypeError, match=saying([argument, "must be", "known when the function is traced"])):
+        jax.eval_shape(lambda value: trace(name, **{argument: value}), value)
 
 
 def test_limits_are_those_of_the_kernels():
@@ -386,7 +353,9 @@ def test_images_that_are_too_large_to_sample(shape, words):
 def test_too_many(taps, points, words):
     operands = struct((26, 1, 1), jnp.float32), struct((*taps, 2), jnp.float32), struct(taps, jnp.float32)
     with pytest.raises(ValueError, match=saying(words)):
-        jax.eval_shape(functools.partial(ATTEND, spatial_shapes=LEVELS, points=points), *operands)
+        jax.eval_shape(
+            functools.partial(jax_dcn.multi_scale_deformable_attention, spatial_shapes=LEVELS, points=points), *operands
+        )
 
 
 @pytest.mark.parametrize(
@@ -399,25 +368,25 @@ def test_too_many(taps, points, words):
     ],
 )
 def test_spatial_shapes_may_be_arrays(levels):
-    arguments = ATTENTION | UNEVEN | {"points": np.array([1, 3]), "spatial_shapes": levels}
-    assert trace(ATTEND, arguments).shape == (2, 5, 24)
+    changes = UNEVEN | {"points": np.array([1, 3]), "spatial_shapes": levels}
+    assert trace("multi_scale_deformable_attention", **changes).shape == (2, 5, 24)
 
 
 @pytest.mark.parametrize("padding", [1, (1, 1), ((1, 1), (1, 1)), np.array([1, 1]), [[0, 2], [2, 0]]])
 def test_paddings(padding):
-    assert trace(jax_dcn.dcnv3, DCNV3 | {"padding": padding}).shape == X3.shape
+    assert trace("dcnv3", padding=padding).shape == X3.shape
 
 
 @pytest.mark.parametrize("name", ["spatial_scale", "trans_std"])
 def test_real_numbers(name):
-    half = jax_dcn.deform_psroi_pool(**POOL | {name: 0.5})
+    half = jax_dcn.deform_psroi_pool(**CALLS["deform_psroi_pool"] | {name: 0.5})
     for value in (Fraction(1, 2), np.float32(0.5), np.float16(0.5), np.array(0.5), jnp.float32(0.5), jnp.bfloat16(0.5)):
-        np.testing.assert_array_equal(jax_dcn.deform_psroi_pool(**POOL | {name: value}), half)
+        np.testing.assert_array_equal(jax_dcn.deform_psroi_pool(**CALLS["deform_psroi_pool"] | {name: value}), half)
 
 
 @pytest.mark.parametrize("name", ["output_size", "sample_per_part"])
 def test_whole_numbers(name):
-    pair = jax_dcn.deform_psroi_pool(**POOL | {name: (2, 2)})
+    pair = jax_dcn.deform_psroi_pool(**CALLS["deform_psroi_pool"] | {name: (2, 2)})
     arrays = np.array(2), jnp.int32(2), np.array([2, 2]), jnp.array([2, 2])
     for two in (2, np.uint8(2), [2, 2], (np.int8(2), jnp.int32(2)), *arrays):
-        np.testing.assert_array_equal(jax_dcn.deform_psroi_pool(**POOL | {name: two}), pair)
+        np.testing.assert_array_equal(jax_dcn.deform_psroi_pool(**CALLS["deform_psroi_pool"] | {name: two}), pair)
