@@ -22,10 +22,14 @@ from tests.helpers.layers import (
     both_interfaces,
     build,
     linen_layer,
+    nnx_layer,
     nnx_module,
+    normal,
     problem,
+    queries,
     randomized,
     returning,
+    scores_and_regions,
 )
 
 ATTENTION, POOLING = "MultiScaleDeformableAttention", "DeformPSRoIPool"
@@ -225,3 +229,80 @@ def test_transformations_of_nnx(name, arguments):
 def test_errors_of_arguments(make, name, arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         jax.eval_shape(lambda: build(make, name, **arguments)[0].params)
+
+
+QUERY, REFERENCES, VALUE = queries()
+X, ROIS, READ = scores_and_regions()
+OFFSET = normal(4, (6, 2, 3, 6))
+
+
+@pytest.mark.parametrize(
+    "name, arguments, changes, message",
+    [
+        *(
+            (ATTENTION, {}, changes, message)
+            for changes, message in [
+                ({"query": QUERY[..., :7]}, r"query must have features=8 channels, got shape \(2, 4, 7\)"),
+                ({"query": QUERY.astype(int)}, "query must be of type .* got int32"),
+                ({"value": VALUE[..., :7]}, r"value must have features=8 channels, got shape \(2, 36, 7\)"),
+                ({"value": VALUE[0]}, r"value must have shape \[\.\.\., S, features\] for query of shape \(2, 4, 8\)"),
+                ({"value": VALUE[:, :35]}, r"value must have .* the 36 pixels .* got shape \(2, 35, 8\)"),
+                ({"value": VALUE[:1]}, r"value must have the leading dimensions of query.* got shape \(1, 36, 8\)"),
+                ({"reference_points": REFERENCES[..., :1]}, r"reference_points must have shape .* \(2, 4, 2, 1\)"),
+                ({"reference_points": REFERENCES[:, :1]}, r"reference_points must have shape .* got \(2, 1, 2, 2\)"),
+                ({"reference_points": REFERENCES.astype("bfloat16")}, "reference_points must be .* loses whole pixels"),
+                ({"spatial_shapes": LEVELS[:1]}, r"spatial_shapes must have num_levels=2 levels, got \[\(5, 6\)\]"),
+                ({"spatial_shapes": ((5, 6), (3, 0))}, r"spatial_shapes\[1\] must be a positive int"),
+                ({"padding_mask": jnp.ones((2, 36))}, "padding_mask must be boolean, True where .* got float32"),
+                ({"padding_mask": jnp.ones((2, 4), bool)}, r"padding_mask must have shape \(2, 36\).* got \(2, 4\)"),
+                ({"padding_mask": [True]}, r"padding_mask must be an array, got \[True\]"),
+            ]
+        ),
+        *(
+            (
+                name,
+                {},
+                {"x": jnp.ones((5, 8))},
+                r"x must have the shape \[\.\.\., height, width, channels\], got \[5, 8\]",
+            )
+            for name in ("DeformConv", "DCNv3", "DCNv4")
+        ),
+        ("DeformConv", {}, {"mask": jnp.ones((2, 5, 6, 9))}, "mask was given without an offset"),
+        ("DeformConv", {"backend": "gpu"}, {}, "backend must be .* got 'gpu'"),
+        ("DeformConv", {"kernel_transform": lambda a: a[:2]}, {}, r"kernel_transform must keep .* got \(2, 3, 8, 8\)"),
+        ("DeformConv", {"offset_limit": lambda size: np.nan}, {}, r"offset_limit\(\(5, 6\)\) must be .* got nan"),
+        (POOLING, {"classes": 4}, {}, "the channel count of x must be a multiple of 24, for classes=4 .* got 36"),
+        (POOLING, {}, {"x": X[0]}, r"x must have shape \[\.\.\., N, H, W, C\], got \(9, 8, 36\)"),
+        (POOLING, {}, {"features": [1.0]}, r"features must be an array, got \[1.0\]"),
+        (POOLING, {}, {"features": READ[:, :8]}, r"features must be as many .* \(2, 9, 8, 36\), got \(2, 8, 8, 7\)"),
+        (POOLING, {"offset_branch": "fc"}, {"features": READ}, "features must be None with offset_branch='fc'"),
+        (POOLING, {}, {"mask": jnp.ones([6, 2, 3, 3])}, "mask was given without an offset"),
+        (POOLING, {}, {"offset": OFFSET[..., :2]}, r"offset must have 6 channels, .* got shape \(6, 2, 3, 2\)"),
+        (
+            POOLING,
+            {},
+            {"offset": OFFSET, "mask": jnp.ones([6, 5, 4, 3])},
+            r"mask must have the shape \(6, 2, 3, 3\), .* 4, 3\)",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+@both_interfaces
+def test_errors_of_calls(make, name, arguments, changes, message):
+    names = list(inspect.signature(getattr(jax_dcn.linen, name).__call__).parameters)[1:]
+
+    def call():
+        layer, inputs = build(make, name, **arguments)
+        return layer.apply(layer.params, **dict(zip(names, inputs, strict=False)) | changes)
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax.eval_shape(call)
+
+
+@pytest.mark.parametrize(
+    "name, argument", [("DeformConv", "in_features"), ("DCNv3", "features"), ("DCNv4", "features")]
+)
+def test_layers_of_nnx_know_the_number_of_channels(name, argument):
+    layer, _ = build(nnx_layer, name)
+    with pytest.raises(ValueError, match=f"x must have {argument}=8 channels, got 36"):
+        layer.apply(layer.params, X)

@@ -136,35 +136,3 @@ def test_levels_as_an_attribute(make):
     np.testing.assert_array_equal(rows.apply(layer.params, *inputs, spatial_shapes=LEVELS), expected)
     with pytest.raises(ValueError, match=r"spatial_shapes must be .* got None"):
         layer.apply(layer.params, *inputs, spatial_shapes=None)
-
-
-QUERY, REFERENCES, VALUE = queries()
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"query": QUERY[..., :7]}, r"query must have features=8 channels, got shape \(2, 4, 7\)"),
-        ({"query": QUERY.astype(int)}, "query must be of type .* got int32"),
-        ({"value": VALUE[..., :7]}, r"value must have features=8 channels, got shape \(2, 36, 7\)"),
-        ({"value": VALUE[0]}, r"value must have shape \[\.\.\., S, features\] for query of shape \(2, 4, 8\)"),
-        ({"value": VALUE[:, :35]}, r"value must have .* the 36 pixels of spatial_shapes.* got shape \(2, 35, 8\)"),
-        ({"value": VALUE[:1]}, r"value must have the leading dimensions of query.* got shape \(1, 36, 8\)"),
-        ({"reference_points": REFERENCES[..., :1]}, r"reference_points must have shape .* got \(2, 4, 2, 1\)"),
-        ({"reference_points": REFERENCES[:, :1]}, r"reference_points must have shape .* got \(2, 1, 2, 2\)"),
-        ({"reference_points": REFERENCES.astype(jnp.bfloat16)}, "reference_points must be .* loses whole pixels"),
-        ({"spatial_shapes": LEVELS[:1]}, r"spatial_shapes must have num_levels=2 levels, got \[\(5, 6\)\]"),
-        ({"spatial_shapes": ((5, 6), (3, 0))}, r"spatial_shapes\[1\] must be a positive int"),
-        ({"padding_mask": jnp.ones((2, 36))}, "padding_mask must be boolean, True where value is valid, got float32"),
-        ({"padding_mask": jnp.ones((2, 4), bool)}, r"padding_mask must have shape \(2, 36\).* got \(2, 4\)"),
-        ({"padding_mask": [True]}, r"padding_mask must be an array, got \[True\]"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-@both_interfaces
-def test_errors_of_calls_of_attention(make, changes, message):
-    layer = make("MultiScaleDeformableAttention", queries(), ATTENTION, spatial_shapes=LEVELS)
-    keywords = {"query": QUERY, "reference_points": REFERENCES, "value": VALUE} | changes
-    inputs = [keywords.pop(name) for name in ("query", "reference_points", "value")]
-    with pytest.raises((TypeError, ValueError), match=message):
-        layer.apply(layer.params, *inputs, **keywords)

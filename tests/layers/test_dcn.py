@@ -20,7 +20,6 @@ from tests.helpers.layers import (
     build,
     image,
     linen_layer,
-    nnx_layer,
     randomized,
 )
 
@@ -126,14 +125,3 @@ class TestBatchNorm:
         interop.from_torch(without, params)
         with pytest.raises(ValueError, match=r"missing 'dw_conv.1.1.running_mean'"):
             interop.from_torch(without, variables)
-
-
-@both_interfaces
-@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
-def test_errors_of_calls(make, name):
-    layer, _ = build(make, name)
-    with pytest.raises(ValueError, match=r"x must have the shape \[\.\.\., height, width, channels\], got \[5, 8\]"):
-        layer.apply(layer.params, jnp.ones((5, 8)))
-    if make is nnx_layer:
-        with pytest.raises(ValueError, match="x must have features=8 channels, got 6"):
-            layer.apply(layer.params, jnp.ones((4, 5, 6)))

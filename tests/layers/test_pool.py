@@ -168,34 +168,6 @@ def test_padding(branch, padding):
     assert_close(gradients, expected, 1e-4)
 
 
-@pytest.mark.parametrize(
-    "arguments, changes, message",
-    [
-        ({"classes": 4}, {}, r"the channel count of x must be a multiple of 24, for classes=4 .* got 36"),
-        ({}, {"x": X[0]}, r"x must have shape \[\.\.\., N, H, W, C\], got \(9, 8, 36\)"),
-        ({}, {"features": [1.0]}, r"features must be an array, got \[1.0\]"),
-        ({}, {"features": READ[:, :8]}, r"features must be as many and .* \(2, 9, 8, 36\), got \(2, 8, 8, 7\)"),
-        ({"offset_branch": "fc"}, {"features": READ}, "features must be None with offset_branch='fc'"),
-        ({}, {"mask": jnp.ones([6, 2, 3, 3])}, "mask was given without an offset"),
-        ({}, {"offset": OFFSET[..., :2]}, r"offset must have 6 channels, .* classes=3, got shape \(6, 2, 3, 2\)"),
-        ({}, {"offset": OFFSET, "mask": jnp.ones([6, 5, 4, 3])}, r"mask must have the shape \(6, 2, 3, 3\), .* 4, 3\)"),
-    ],
-)
-@both_interfaces
-def test_errors_of_a_call(make, arguments, changes, message):
-    inputs = {"x": X, "rois": ROIS, "features": None, "offset": None, "mask": None, **changes}
-    arguments = POOLING | arguments
-
-    def call():
-        if make is linen_layer:
-            layer = jax_dcn.linen.DeformPSRoIPool(**arguments)
-            return layer.init(jax.random.key(0), **inputs)
-        return jax_dcn.nnx.DeformPSRoIPool(SCORES, **arguments, rngs=nnx.Rngs(0))(**inputs)
-
-    with pytest.raises((TypeError, ValueError), match=message):
-        jax.eval_shape(call)
-
-
 def test_nnx_knows_its_number_of_features():
     with pytest.raises(ValueError, match="in_features must be a positive int, got 0"):
         jax_dcn.nnx.DeformPSRoIPool(0, 3, rngs=nnx.Rngs(0))
