@@ -25,3 +25,11 @@ def _parameter(name, shape):
         # Each layer's offsets amplify rounding errors. Small offsets keep these errors small up to the last stage.
         values = random.normal(0, (0.2 if "conv_offset" in name else 2**0.5) / np.prod(shape[1:]) ** 0.5, shape)
     return values.astype(np.float32)
+
+
+def assert_same(found, expected):
+    """Asserts that two mappings of arrays are equal to the bit."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jax_dcn import interop
+from tests.helpers.checkpoints import assert_same
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -16,13 +17,6 @@ pytestmark = pytest.mark.platforms("cpu")
 def arrays():
     weight = np.arange(6, dtype=np.float32).reshape(2, 3)
     return {"conv.weight": weight, "conv.bias": weight[0].astype(ml_dtypes.bfloat16)}
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
 
 
 def test_safetensors(arrays, tmp_path):
@@ -141,12 +135,6 @@ def test_arrays_that_are_left_out_are_named(content, named, tmp_path, caplog):
         caplog.clear()
         interop.load(path, key=next(iter(content)), weights_only=False)
         assert not caplog.messages
-
-
-def test_what_torch_has_not_written(tmp_path):
-    (tmp_path / "weights.PTH").write_text("<html>404</html>")
-    with pytest.raises(ValueError, match="is not a whole file that torch has written"):
-        interop.load(tmp_path / "weights.PTH")
 
 
 def test_errors(tmp_path):

@@ -1,5 +1,6 @@
 """ONNX models of functions that call the operators, run by onnxruntime."""
 
+import itertools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -113,32 +114,30 @@ def test_operators_with_any_batch_size(function, node, arrays):
     check(function, *arrays, inputs=list(map(named_batch, arrays)), nodes=[node])
 
 
+FIELD, PLACES = normal(9, 10), uniform(-6, 15, 2, 20)
+OPTIONS = [
+    *(
+        (jax_dcn.grid_sample, "GridSample", dict(zip(("method", "padding_mode", "align_corners"), values, strict=True)))
+        for values in itertools.product(
+            ["bilinear", "nearest", "bicubic"], ["zeros", "border", "reflection"], [True, False]
+        )
+    ),
+    *(
+        (jax_dcn.map_coordinates, "GridSample", {"order": 1, "mode": mode})
+        for mode in ("constant", "nearest", "mirror", "reflect")
+    ),
+    *(
+        (jax_dcn.roi_align, "RoiAlign", {"output_size": 3, "spatial_scale": 0.25} | options)
+        for options in ({"aligned": False}, {"sampling_ratio": 2})
+    ),
+]
+ARRAYS = {"grid_sample": BATCHED["grid_sample"][2:], "map_coordinates": (FIELD, PLACES), "roi_align": (X, rois(12))}
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("align_corners", [True, False])
-@pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])
-@pytest.mark.parametrize("method", ["bilinear", "nearest", "bicubic"])
-def test_grid_sample(method, padding_mode, align_corners):
-    def sample(x, grid):
-        settings = dict(method=method, padding_mode=padding_mode, align_corners=align_corners)
-        return jax_dcn.grid_sample(x, grid, **settings)
-
-    check(sample, X, uniform(-1.5, 1.5, 2, 4, 5, 2), nodes=["GridSample"])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("mode", ["constant", "nearest", "mirror", "reflect"])
-def test_map_coordinates(mode):
-    coordinates = uniform(-6, 15, 2, 20)
-    check(lambda x, at: jax_dcn.map_coordinates(x, at, 1, mode=mode), normal(9, 10), coordinates, nodes=["GridSample"])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("settings", [dict(aligned=False), dict(sampling_ratio=2)], ids=str)
-def test_roi_align(settings):
-    def pool(x, rois):
-        return jax_dcn.roi_align(x, rois, output_size=3, spatial_scale=0.25, **settings)
-
-    check(pool, X, rois(12), nodes=["RoiAlign"])
+@pytest.mark.parametrize("function, node, options", OPTIONS)
+def test_options(function, node, options):
+    check(partial(function, **options), *ARRAYS[function.__name__], nodes=[node])
 
 
 @pytest.mark.thorough

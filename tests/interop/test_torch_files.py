@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jax_dcn import interop
+from tests.helpers.checkpoints import assert_same
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -21,13 +22,6 @@ TYPES = (
     *("uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"),
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert found[name].tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize("file", ["torch_zip.pth", "torch_old.pth"])
