@@ -16,10 +16,12 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.helpers.aggregation.cases import Convolution as Window
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import CONVOLUTION, EACH_PRIMITIVE, OPERATORS, Split, each_operator, loss
-from tests.helpers.roi_pool import cases as pooling
+from tests.helpers.roi_pool.cases import PSRoIPool
+from tests.helpers.roi_pool.numpy_reference import Pooling
 from tests.helpers.sharding import check, is_split, make_mesh, place
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -92,6 +94,37 @@ def test_types_over_an_explicit_mesh(operator):
         for name, spec in specs.items():
             expected = NamedSharding(mesh.abstract_mesh, spec)
             assert shapes[name].sharding.is_equivalent_to(expected, shapes[name].ndim), (split.name, name)
+
+
+# Even sizes of the operands, and odd ones of the result.
+SMALLER = {
+    "strided": Case("strided", (6, 6), 4, 3, (3, 3), convolution=Convolution(2, 1)),
+    "without_padding": Case("without_padding", (8, 8), 4, 6, (2, 2), convolution=Convolution(padding="VALID")),
+    "windows": Window((2, 2), padding=((0, 0), (0, 0)), groups=2, channels=2, image=(8, 8)),
+    "three_groups": Window((2, 2), padding=((0, 0), (0, 0)), groups=3, channels=2, image=(8, 8)),
+}
+MORE_CASES = {name: operator.case for name, operator in OPERATORS.items()} | SMALLER
+
+
+@pytest.mark.parametrize("compiled", [False, thorough(True)], ids=["types", "values"])
+@pytest.mark.parametrize("name", MORE_CASES)
+def test_any_dimension_over_an_explicit_mesh(name, compiled):
+    """Guards against an error where the sizes of a result cannot be sharded as those of the operand."""
+    case, mesh = MORE_CASES[name], make_mesh("Explicit", (2,))
+    is_convolution = "conv" in name or isinstance(case, Case)  # which has a batch of its own
+    operands = cast(case.operands(lead=() if is_convolution else (2,)), np.float32)
+    run, replicated = functools.partial(with_gradients, case), dict.fromkeys(operands._fields, P())
+    whole = run(operands)
+    for field, array in operands._asdict().items():
+        for dimension in (k for k, size in enumerate(np.shape(array)) if size % 2 == 0):
+            spec = P(*[None] * dimension, "a")
+            placed = place(mesh, operands, (replicated | {field: spec}).values())
+            with jax.set_mesh(mesh):
+                _, gradients = jax.eval_shape(run, placed)
+                expected = NamedSharding(mesh.abstract_mesh, spec)
+                assert getattr(gradients, field).sharding.is_equivalent_to(expected, array.ndim), (field, dimension)
+                if compiled:
+                    assert_close(jax.jit(run)(placed), whole, 1e-4, 1e-4)
 
 
 @splits("deform_conv2d-features", "deform_conv2d-rows", "deform_psroi_pool-regions")
@@ -275,17 +308,16 @@ def test_in_loops_and_rematerialised():
 @pytest.mark.parametrize("spec", [P("a"), P(None, None, None, None, "a")], ids=["images", "features"])
 def test_one_feature(spec):
     """Guards against a program that does not compile for one feature of several channels."""
-    mesh, given = make_mesh(), pooling.operands(lead=(4,))
-    operands = pooling.Operands(np.float32(given.x[..., :4]), np.float32(given.rois))
-    case = pooling.PSRoIPool(dataclasses.replace(pooling.POOLING, group_size=(2, 2)))
+    mesh, case = make_mesh(), PSRoIPool(Pooling((5, 4), group_size=(2, 2)), features=1)
+    operands = cast(case.operands(lead=(4,))._replace(offset=None), np.float32)
     check(mesh, functools.partial(gradients, case), place(mesh, operands, [spec, P(), P()]), operands, 1e-3)
 
 
 def test_regions_that_name_their_image():
     """Images are sharded along their own dimension, not along a batch dimension: right, but all images are gathered."""
-    mesh, operands = make_mesh(), cast(pooling.operands(), np.float32)
+    mesh, operands = make_mesh(), cast(PSRoIPool().operands(), np.float32)
     placed = place(mesh, operands, [P("b")] * 3)
-    exchanged, _ = check(mesh, lambda operands: pooling.pool(*operands), placed, operands)
+    exchanged, _ = check(mesh, lambda operands: PSRoIPool().with_backend()(*operands), placed, operands)
     assert [(c.kind, c.shape) for c in exchanged] == [("all-gather", operands.x.shape)]
 
 
@@ -344,32 +376,19 @@ def test_shard_map_over_some_axes_of_an_abstract_mesh():
     assert_close(result, convolve(*operands), 1e-4, 1e-4)
 
 
-def conv_loss(backend=None):
-    return functools.partial(loss, CONVOLUTION.case.with_backend(backend))
-
-
-@functools.cache
-def gradients_by_reference(count):
-    return jax.jit(jax.grad(conv_loss("reference")))(of_devices(CONVOLUTION, count))
-
-
-def placed_on(devices):
-    mesh = make_mesh(shape=(devices,))
-    return mesh, place(mesh, of_devices(CONVOLUTION, devices), batched_specs(CONVOLUTION, P("a")))
-
-
 def test_derivatives_inside_shard_map():
     """There the gradient of a replicated operand is replicated: summed already."""
-    mesh, placed = placed_on(4)
+    mesh, operands, case = make_mesh(shape=(4,)), of_devices(CONVOLUTION, 4), CONVOLUTION.case
+    placed = place(mesh, operands, batched_specs(CONVOLUTION, P("a")))
 
-    def push(backend, operands):
-        return jax.jvp(lambda o: CONVOLUTION.case.with_backend(backend)(*o), (operands,), (operands,))[1]
+    def push(operands, backend=None):
+        return jax.jvp(lambda o: case.with_backend(backend)(*o), (operands,), (operands,))[1]
 
-    gradient = shard_map(CONVOLUTION, jax.grad(conv_loss()), mesh, P("a"))
-    tangent = shard_map(CONVOLUTION, functools.partial(push, None), mesh, P("a"), P("a"))
-    assert_close(jax.jit(gradient)(placed), gradients_by_reference(4), 1e-4, 1e-4)
-    by_reference = jax.jit(functools.partial(push, "reference"))(of_devices(CONVOLUTION, 4))
-    assert_close(jax.jit(tangent)(placed), by_reference, 1e-4, 1e-4)
+    gradient = shard_map(CONVOLUTION, functools.partial(gradients, case), mesh, P("a"))
+    tangent = shard_map(CONVOLUTION, push, mesh, P("a"), P("a"))
+    by_reference = jax.jit(lambda operands: (gradients(case, operands, "reference"), push(operands, "reference")))
+    found = jax.jit(lambda operands: (gradient(operands), tangent(operands)))(placed)
+    assert_close(found, by_reference(operands), 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize(
