@@ -23,7 +23,7 @@ from jax_dcn._primitive import extension
 from tests.helpers.aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import assert_close, cast
 from tests.helpers.operators import CONVOLUTION, OPERATORS
-from tests.helpers.roi_pool import cases as pooling
+from tests.helpers.roi_pool.cases import PSRoIPool
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sampling.cases import Grid
 from tests.helpers.sharding import make_mesh
@@ -67,10 +67,12 @@ def program(case_of, *shapes):
     return Program(function, arguments, shapes)
 
 
+def pool(x, rois, offset, backend=None):
+    return PSRoIPool().with_backend(backend)(x, rois, offset)
+
+
 def of_pooling(n, height, width):
-    _, rois, offset = pooling.operands()
-    x = np.random.default_rng(0).normal(size=(n, height, width, 36))
-    return tuple(a.astype(np.float32) for a in (x, rois[: n + 3], offset[: n + 3]))
+    return tuple(cast(PSRoIPool(count=n + 3, images=n, image=(height, width)).operands(), np.float32))
 
 
 def align(x, rois, backend=None):
@@ -95,7 +97,7 @@ PROGRAMS = {
         lambda n, d, h: dataclasses.replace(VOLUMES, batch=(n,), image=(d, h, 2)),
         *(IMAGES, IMAGES, WHOLE, WHOLE, IMAGES),
     ),
-    "deform_psroi_pool": Program(pooling.pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
+    "deform_psroi_pool": Program(pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
     "roi_align": Program(align, of_alignment, (IMAGES, "r, ...")),
     "multi_scale_deformable_attention": program(
         lambda n, queries, _: Attention(queries=queries), "n, ...", QUERIES, QUERIES
@@ -177,7 +179,7 @@ def calls(platforms):
     operands = tuple(jnp.ones(shape) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
     programs = [
         (jax_dcn.deform_conv2d, operands),
-        (pooling.pool, of_pooling(1, 3, 4)),
+        (pool, of_pooling(1, 3, 4)),
         (functools.partial(jax_dcn.roi_align, output_size=2, mode="max"), of_alignment(1, 3, 4)),
         *((PROGRAMS[name].function, PROGRAMS[name].arguments(1, 3, 4)) for name in ("dcnv3", "grid_sample")),
     ]

@@ -1,4 +1,4 @@
-"""The fused kernels of the CPU, on each instruction set, over shapes with edges in tiles, panels and slices."""
+"""The fused kernels of the CPU on each instruction set: values, when they run, and what they do not depend on."""
 
 import itertools
 import os
@@ -13,47 +13,24 @@ import pytest
 import jax_dcn
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 from jax_dcn._primitive import extension
-from tests.helpers.deform_conv.cases import CASES as OPTIONS
-from tests.helpers.deform_conv.cases import Case, Operands, assert_close, compiled_pull_back, convolve
-from tests.helpers.deform_conv.narrow import TOLERANCE, check, narrowed
+from tests.helpers.deform_conv.cases import CASES, Case, Operands, assert_close, assert_near, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
-from tests.helpers.operators import of_some
+from tests.helpers.operators import check, compiled_pull_back, narrowed, of_some
 from tests.kernels import build
-from tests.operators import test_random_problems
+from tests.operators import test_values as values_of_operators
+
+from .test_vectors import TOLERANCE
 
 pytestmark = pytest.mark.platforms("cpu")
 
 SAME = Convolution(padding="SAME")
-CASES = [
-    Case("panels_of_features", (5, 7), 32, 70, (2, 2), convolution=SAME),
-    Case("slices_of_channels", (6, 5), 150, 20, (1, 3), convolution=SAME),
-    Case("offset_group_in_two_slices", (4, 5), 192, 32, (2, 1), 2, convolution=SAME),
-    Case("offset_group_in_two_feature_groups", (4, 5), 64, 64, (2, 1), convolution=Convolution(padding=1)),
-    Case("blocks_of_k", (3, 5), 300, 300, (1, 1)),
-    Case("tiles", (23, 43), 32, 32, (2, 2), batch=(1,), convolution=SAME),
-    Case("strided_tiles", (43, 44), 8, 8, (3, 3), 2, (1,), Convolution((2, 1), 1, (1, 2))),
-    Case("many_images", (3, 4), 64, 32, (2, 2), batch=(40,), convolution=SAME),
-    Case("narrow_offset_groups", (9, 8), 40, 16, (2, 2), 5, convolution=SAME),
-    Case("narrow_groups", (4, 3), 24, 12, (2, 2), 3, convolution=Convolution((1, 1), 1, (1, 1), 4)),
-    Case("torus_of_one_column", (5, 1), 64, 64, (2, 3), convolution=Convolution(padding="CIRCULAR")),
-]
+TWO_SLICES = Case("offset_group_in_two_slices", (4, 5), 192, 32, (2, 1), 2, convolution=SAME)
 
 
-@pytest.mark.parametrize(
-    "case, dtype",
-    [
-        *((case, dtype) for case in CASES for dtype in ("float32", "bfloat16")),
-        *((case, "float16") for case in CASES if case.name in ("panels_of_features", "strided_tiles", "narrow_groups")),
-    ],
-    ids=str,
-)
-def test_values(case, dtype):
-    check(case, dtype, *narrowed(case, dtype), "fused")
-
-
-@pytest.mark.parametrize("case", [case for case in OPTIONS if len(case.kernel) < 3], ids=str)
+@pytest.mark.parametrize("case", [*(case for case in CASES.values() if len(case.kernel) < 3), TWO_SLICES], ids=str)
 def test_values_of_all_options(case):
-    check(case, "float32", *narrowed(case, "float32"), "fused")
+    """Of more sizes, `tests/kernels/test_cpu_fused.py` runs the kernels."""
+    check(case, "fused", *narrowed(case, "float32"), TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize(
@@ -62,16 +39,16 @@ def test_values_of_all_options(case):
 def test_larger_tiles_of_a_large_weight(dtype):
     """More than 4 MiB. The im2col path takes the same operands, since a reference would take long."""
     case = Case("large_weight", (48, 60), 1088, 2058, (1, 1), batch=(1,))
-    operands, _ = narrowed(case, dtype)
+    _, operands = narrowed(case, dtype)
     fused, im2col = (convolve(operands, backend=backend, **case.keywords) for backend in ("fused", "im2col"))
-    assert_close(fused, im2col, 0, TOLERANCE[dtype] * np.abs(im2col).max())
+    assert_near(fused, im2col, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("requested", [s for n in (1, 2, 3) for s in itertools.combinations(Operands._fields[:3], n)])
 def test_any_of_the_gradients(requested):
     """Those that are requested do not depend on which others are."""
-    case = CASES[2]
-    operands, cotangent = narrowed(case, "float32")
+    case = TWO_SLICES
+    cotangent, operands = narrowed(case, "float32")
     _, everything = compiled_pull_back(case, "fused")(cotangent, operands)
     some = of_some(case.with_backend("fused"), operands, requested)
     _, pullback = jax.vjp(jax.jit(some), *(getattr(operands, name) for name in requested))
@@ -150,7 +127,7 @@ SECOND = SETS[:2][-1]
 @pytest.mark.parametrize(
     "name, some",
     [
-        pytest.param(SECOND, "tiles", marks=pytest.mark.slow),
+        pytest.param(SECOND, "strided", marks=pytest.mark.slow),
         *(pytest.param(name, "", marks=pytest.mark.thorough) for name in SETS),
     ],
 )
@@ -164,8 +141,7 @@ def test_instruction_sets(name, some):
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     if found.stdout.strip() != name:
         pytest.skip(f"the processor has no {name}")
-    tests = [f"{__file__}::{test}" for test in ("test_values", "test_values_of_all_options")]
-    tests.append(test_random_problems.__file__)
+    tests = [f"{__file__}::test_values_of_all_options", f"{values_of_operators.__file__}::test_random_problems"]
     options = ["-q", "-p", "no:cacheprovider", "--platform", "cpu", "-k", some, *([] if some else ["-m", ""])]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)

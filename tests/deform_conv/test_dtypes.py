@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.deform_conv.cases import BACKENDS, Case, Operands, compiled_pull_back, pull_back
+from tests.helpers.deform_conv.cases import BACKENDS, Case, Operands, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
+from tests.helpers.operators import compiled_pull_back
 
 pytestmark = pytest.mark.optimized
 

@@ -16,11 +16,18 @@ from jax.sharding import PartitionSpec as P
 import jax_dcn
 from benchmarks.lowering.hlo import collectives
 from jax_dcn._primitive import extension
-from tests.aggregation import test_memory as attention
 from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
 from tests.helpers.operators import custom_calls
-
-from .test_memory import MIB, forward, hessian_product, shapes, tangent, temporary_bytes
+from tests.operators.test_memory import (
+    MIB,
+    attention,
+    backward,
+    convolution,
+    forward,
+    hessian_product,
+    tangent,
+    temporary_bytes,
+)
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
 COMPILER = pathlib.Path(sys.prefix) / "gpu-compiler"
@@ -84,7 +91,7 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
     """A training step holds its operands, its results, and this much besides."""
     with jax.default_matmul_precision(precision):
         sizes = {
-            batch: temporary_bytes(PROGRAMS[program], *on(gpu(), shapes(batch, (100, 168, 128), dtype, features=128)))
+            batch: temporary_bytes(PROGRAMS[program], *on(gpu(), convolution(batch, (100, 168, 128), dtype, 128)))
             for batch in (1, 64, 1024)
         }
     assert max(sizes.values()) <= 256 * MIB, sizes
@@ -93,7 +100,7 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
 @pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
 @pytest.mark.parametrize("derivative", [tangent, hessian_product])
 def test_other_derivatives_are_bounded(derivative, dtype):
-    size = temporary_bytes(derivative, *on(gpu(), shapes(64, (100, 168, 128), dtype, features=128)))
+    size = temporary_bytes(derivative, *on(gpu(), convolution(64, (100, 168, 128), dtype, 128)))
     assert size <= 256 * MIB
 
 
@@ -104,7 +111,7 @@ def test_layers_of_one_shape_share_no_array():
         result, pullback = jax.vjp(lambda operands: convolve(operands._replace(x=convolve(operands))), operands)
         return result, pullback(cotangent)
 
-    cotangent, operands = on(gpu(), shapes(256, (64, 64, 64), "float32", features=64))
+    cotangent, operands = on(gpu(), convolution(256, (64, 64, 64), features=64))
     with jax.default_matmul_precision("highest"):
         held = temporary_bytes(step, cotangent, operands)
     of_first_layer = (operands.x, operands.offset, operands.mask)  # its result, and gradients that are added
@@ -114,7 +121,7 @@ def test_layers_of_one_shape_share_no_array():
 @pytest.mark.parametrize("batch, image", [(1, (100, 168, 128)), (8, (64, 64, 64))])
 def test_gradients_of_a_sum_compile(batch, image):
     """Their cotangent is constant, so that XLA evaluates more of the program."""
-    _, operands = on(gpu(), shapes(batch, image, "float32", features=image[-1]))
+    _, operands = on(gpu(), convolution(batch, image, features=image[-1]))
     temporary_bytes(jax.grad(lambda operands: convolve(operands).sum()), operands)
 
 
@@ -134,15 +141,15 @@ def test_pooling_holds_no_more_than_the_sums_of_a_gradient(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
-@pytest.mark.parametrize("derivative", [attention.gradients, attention.tangent, attention.hessian_product])
+@pytest.mark.parametrize("derivative", [backward, tangent, hessian_product])
 def test_attention_is_bounded_at_any_batch_size(derivative, dtype):
-    sizes = {batch: attention.temporary_bytes(derivative, batch, dtype, gpu()) for batch in (1, 64)}
+    sizes = {batch: temporary_bytes(derivative, *on(gpu(), attention(batch, dtype))) for batch in (1, 64)}
     assert max(sizes.values()) <= 256 * MIB, sizes
 
 
 @pytest.mark.parametrize("major", [8, 9, 10, 12])
 def test_programs_compile_for_compute_capability(major):
-    temporary_bytes(pull_back, *on(gpu(major), shapes(1, (8, 8, 16), "bfloat16")))
+    temporary_bytes(pull_back, *on(gpu(major), convolution(1, (8, 8, 16), "bfloat16", 32)))
 
 
 def test_images_and_features_split_over_gpus():
@@ -150,7 +157,7 @@ def test_images_and_features_split_over_gpus():
     mesh = Mesh(np.array(gpus(8)).reshape(4, 2), ("data", "model"))
     images, features = P("data"), P(None, None, None, "model")
     specs = Operands(images, images, features, P("model"), images)
-    cotangent, operands = shapes(8, (64, 64, 128), "bfloat16", features=128)
+    cotangent, operands = convolution(8, (64, 64, 128), "bfloat16", 128)
     cotangent, *operands = (
         struct.update(sharding=NamedSharding(mesh, spec))
         for struct, spec in zip((cotangent, *operands), (P("data", None, None, "model"), *specs), strict=True)

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.deform_conv.cases import (
-    BACKENDS,
-    CASE,
-    assert_close,
-    cast,
-    compiled_pull_back,
-    convolve,
-    explicit_gradients,
-)
+from tests.helpers.deform_conv.cases import BACKENDS, CASES, assert_close, cast, convolve, explicit_gradients
+from tests.helpers.operators import compiled_pull_back
 
 IMAGE = np.array([[1.0, 4.0, 9.0], [16.0, 25.0, 36.0]])
 NON_DIFFERENTIABLE_POINTS = [
@@ -45,10 +38,10 @@ NON_DIFFERENTIABLE_POINTS = [
 @pytest.mark.platforms("cpu")
 @pytest.mark.parametrize("case, is_filled", [("plain", False), ("empty_output", True)])
 def test_the_gradient_of_x_on_a_gpu_is_filled_only_where_no_kernel_writes_it(case, is_filled):
-    operands = cast(CASE[case].operands(), "bfloat16")
+    operands = cast(CASES[case].operands(), "bfloat16")
 
     def of_x(x):
-        return convolve(operands._replace(x=x), **CASE[case].keywords).sum()
+        return convolve(operands._replace(x=x), **CASES[case].keywords).sum()
 
     program = jax.jit(jax.grad(of_x)).trace(operands.x).lower(lowering_platforms=("cuda",)).as_text()
     shape = "x".join(map(str, operands.x.shape))
@@ -95,7 +88,7 @@ def test_the_second_derivative_is_the_mixed_one(backend, x64):
     [(name, None) for name in ("circular", "strided_dilated", "4_groups_6_offset_groups")] + [("plain", "reference")],
 )
 def test_explicit_gradients(name, backend):
-    case = CASE[name]
+    case = CASES[name]
     operands, cotangent = cast((case.operands(), case.cotangent()), np.float32)
     _, gradients = compiled_pull_back(case, backend)(cotangent, operands)
     explicit = jax.jit(lambda *a: explicit_gradients(*a, backend=backend, **case.keywords))(cotangent, operands)

@@ -12,8 +12,9 @@ import jax_dcn
 from jax_dcn._operators.deform_conv import plan
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv import xla
-from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.deform_conv.cases import assert_near
 from tests.helpers.lowered import lowered_for
+from tests.helpers.operators import pull_back
 from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -73,25 +74,13 @@ def problem(name, dtype="float32"):
     )
 
 
-def pull_back(function, operands, cotangent):
-    """The result and the gradients."""
-    y, pullback = jax.vjp(function, *operands)
-    return y, pullback(cotangent)
-
-
-def assert_near(actual, expected, tolerance):
-    """Within a part of the largest value of each array."""
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, np.asarray(e, np.float64), 0, tolerance * np.abs(e).max(initial=0))
-
-
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2.0**-19), slow("bfloat16", 2.0**-6), slow("float64", 1e-12)])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name, dtype, tolerance, x64):
     ours, theirs, operands, cotangent = problem(name, dtype)
     exact = [array.astype("float64") for array in operands]
-    expected = jax.jit(functools.partial(pull_back, theirs))(exact, cotangent.astype("float64"))
-    found = jax.jit(functools.partial(pull_back, ours))(operands, cotangent)
+    expected = pull_back(theirs, cotangent.astype("float64"), exact)
+    found = pull_back(ours, cotangent, list(operands))
     assert all(array.dtype == dtype for array in jax.tree.leaves(found))
     assert_near(found, expected, tolerance)
     weight_alone = jax.jit(jax.grad(lambda weight: jnp.vdot(cotangent, ours(operands[0], weight)).astype(float)))
@@ -116,7 +105,7 @@ def test_the_bits_are_those_of_offsets_of_zero(name, dtype):
     taps = math.prod(operands[1].shape[:-2])
     zeros = jnp.zeros((*cotangent.shape[:-1], 2 * taps))
     of_offset = (functools.partial(ours, offset=offset, backend="fused") for offset in (None, zeros))
-    found, expected = (jax.jit(functools.partial(pull_back, of))(operands, cotangent) for of in of_offset)
+    found, expected = (pull_back(function, cotangent, operands) for function in of_offset)
     assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
 
 
@@ -210,7 +199,7 @@ def test_weights_of_an_ensemble_are_one_convolution_elsewhere(axis_of_x):
 def test_one_gradient_by_itself():
     ours, _, (x, weight, _), cotangent = problem("strided")
     options = CASES["strided"][4]
-    _, (d_x, d_weight) = pull_back(ours, (x, weight), cotangent)
+    _, (d_x, d_weight) = pull_back(ours, cotangent, (x, weight))
     assert_near(jax_dcn.deform_conv2d_input_grad(cotangent, x, None, weight, **options), d_x, 2.0**-18)
     assert_near(jax_dcn.deform_conv2d_weight_grad(cotangent, x, None, weight, **options), d_weight, 2.0**-18)
     for gradient in (jax_dcn.deform_conv2d_offset_grad, jax_dcn.deform_conv2d_mask_grad):

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers.deform_conv.cases import Case, Operands, compiled_pull_back
+from tests.helpers.deform_conv.cases import Case, Operands
 from tests.helpers.deform_conv.numpy_reference import Convolution
+from tests.helpers.operators import compiled_pull_back
 
 SIDE = 5  # of images, whose 25 pixels hold one special value each
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, convolve
+from tests.helpers.deform_conv.cases import CASES, Case, Operands, assert_close, cast, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import of_some
 
@@ -27,7 +27,7 @@ def tangent(case, names, backend=None):
 
 @pytest.mark.parametrize(
     "case, dtype",
-    [*((GROUPED, dtype) for dtype in ("float16", "bfloat16", "float32", "float64")), (CASE["circular"], "float32")],
+    [*((GROUPED, dtype) for dtype in ("float16", "bfloat16", "float32", "float64")), (CASES["circular"], "float32")],
     ids=str,
 )
 def test_types(case, dtype, x64):
@@ -62,7 +62,7 @@ def test_a_requested_path_has_all_derivatives(backend, forward_call):
 @pytest.mark.parametrize("names", [("x", "offset"), ("offset",), ("weight", "mask", "bias"), ("bias",)], ids="+".join)
 def test_values_that_are_not_finite(names, x64):
     """In locations, in pixels and, for a part of the operands, in their tangents; absent tangents have no effect."""
-    case = CASE["plain"]
+    case = CASES["plain"]
     operands, tangents = case.operands(), case.operands(1)
     random = np.random.default_rng(0)
 

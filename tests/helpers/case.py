@@ -19,6 +19,10 @@ class Case:
     def cotangent(self, seed=9, lead=()):
         return np.random.default_rng(seed).normal(size=(*lead, *self.result))
 
+    def problems(self):
+        """Pairs of a cotangent and operands, which are compared with the numpy reference."""
+        return [(self.cotangent(), self.operands())]
+
     def expected(self, cotangent, operands):
         """The result and the gradients, by the numpy reference."""
         out, *gradients = getattr(self.reference, self.function)(*operands, cotangent, **self.keywords)

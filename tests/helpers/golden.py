@@ -13,7 +13,7 @@ import jax_dcn
 from tests.helpers.aggregation.cases import Operands as AggregationOperands
 from tests.helpers.deform_conv.cases import Operands as ConvolutionOperands
 from tests.helpers.roi_pool.cases import Operands as PoolingOperands
-from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
+from tests.helpers.roi_pool.cases import pool
 from tests.helpers.roi_pool.numpy_reference import Align, Pooling
 from tests.helpers.sampling.cases import Operands as SamplingOperands
 
@@ -21,17 +21,13 @@ FOLDER = pathlib.Path(__file__).parents[1] / "golden"
 
 
 class Golden(NamedTuple):
-    """A function of the operands, which takes `backend` too, and what it must give.
-
-    case: of a pooling, the case whose numpy reference the file checks, too. Its arrays are NHWC.
-    """
+    """A function of the operands, which takes `backend` too, and what it must give."""
 
     function: Callable
     operands: Any
     result: Any
     cotangent: Any
     gradients: Any
-    case: Any = None
 
 
 def convolution(arrays, meta):
@@ -68,22 +64,20 @@ def ps_roi_pool(arrays, meta):
     pooling = Pooling(pooled_size, group_size, part_size if part_size[0] else None, samples, *factors)
     if attributes["no_trans"]:
         arrays["trans"] = arrays["gtrans"] = None
-    return pooled(PSRoIPool(pooling), arrays)
+    return pooled(pooling, arrays)
 
 
 def roi_align(arrays, meta):
     ratio = (meta["sampling_ratio"],) * 2
     align = Align((3, 2), 0.375, ratio, meta.get("aligned", True), "avg", meta["position_sensitive"])
-    return pooled(RoIAlign(align), arrays)
+    return pooled(align, arrays)
 
 
-def pooled(case, arrays):
+def pooled(pooling, arrays):
     operands = PoolingOperands(arrays["x"], arrays["rois"], arrays.get("trans"))
     gradients = PoolingOperands(arrays["gx"], np.zeros(arrays["rois"].shape), arrays.get("gtrans"))
-    function = functools.partial(case.with_backend, data_format="NCHW")
-    return Golden(
-        lambda *operands, backend: function(backend)(*operands), operands, arrays["y"], arrays["gy"], gradients, case
-    )
+    function = functools.partial(pool, pooling=pooling, data_format="NCHW")
+    return Golden(function, operands, arrays["y"], arrays["gy"], gradients)
 
 
 def attention(arrays, meta):

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.helpers.aggregation import cases as aggregation
-from tests.helpers.deform_conv import cases as convolution
+from tests.helpers.aggregation.cases import Attention
+from tests.helpers.aggregation.cases import Convolution as Window
+from tests.helpers.deform_conv.cases import Case, GridCase, assert_near, cast
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.roi_pool import cases as pooling
+from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
 from tests.helpers.roi_pool.numpy_reference import Align, Pooling
-from tests.helpers.sampling import cases as sampling
+from tests.helpers.sampling.cases import Grid
 
 
 class Split(NamedTuple):
@@ -41,7 +43,7 @@ class Split(NamedTuple):
         return self.name
 
     def operands(self, dtype=np.float32):
-        return convolution.cast(self.case.operands(lead=self.lead), dtype)
+        return cast(self.case.operands(lead=self.lead), dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +103,25 @@ def compiled_pull_back(case, backend):
     return jax.jit(functools.partial(pull_back, case.with_backend(backend)))
 
 
+POSITIONS = {"offset", "mask", "rois", "locations", "weights"}
+
+
+def narrowed(case, dtype):
+    """A cotangent and operands whose values `dtype` has, and positions in float32 or wider."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    operands = {
+        name: None if array is None else jnp.asarray(array, wide if name in POSITIONS else dtype)
+        for name, array in case.operands()._asdict().items()
+    }
+    return jnp.asarray(case.cotangent(), dtype), type(case.operands())(**operands)
+
+
+def check(case, backend, cotangent, operands, tolerance):
+    """Compares with the numpy reference of the same operands, within a part of the largest value of each array."""
+    actual = compiled_pull_back(case, backend)(cotangent, operands)
+    assert_near(actual, case.expected(*cast((cotangent, operands), np.float64)), tolerance)
+
+
 def of_some(function, operands, names):
     """`function` as a function of the operands in `names`."""
     return lambda *some: function(*operands._replace(**dict(zip(names, some, strict=True))))
@@ -111,50 +132,43 @@ def loss(function, operands):
     return jnp.sin(function(*operands)).sum()
 
 
-def _split(name, case, result, summed=(), **specs):
-    """A split of a convolution, whose other operands are replicated."""
-    Operands = convolution.Operands
-    return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | specs), result, summed)
+def alike(spec, *names):
+    """The specs of operands that are sharded alike."""
+    return dict.fromkeys(names, spec)
+
+
+def split(name, case, result, summed=(), lead=(), **specs):
+    """A `Split`, in which the operands that are not named are replicated."""
+    operands = type(case.operands())
+    return Split(name, case, operands(**alike(P(), *operands._fields) | specs), result, summed, lead)
+
+
+def batched_split(name, case, result, summed=(), **specs):
+    """A `split` of an operator whose operands have no batch dimension of their own."""
+    return split(name, case, result, summed, (4,), **specs)
+
+
+IMAGES, LAST = P("a"), P(None, None, None, "b")
+DATA = "x", "offset", "mask"
+PARAMETERS = "weight", "bias"
+TAPS = "locations", "weights"
 
 
 def _convolution():
-    Case, Operands = convolution.Case, convolution.Operands
-    split_case = Case("split", (9, 7), 4, 4, (3, 3), 2, (8,), Convolution((2, 1), ((2, 1), (1, 2)), (1, 2)))
+    plain = Case("split", (9, 7), 4, 4, (3, 3), 2, (8,), Convolution((2, 1), ((2, 1), (1, 2)), (1, 2)))
     grouped_options = Convolution(padding=((1, 0), (1, 2)), feature_group_count=4)
     grouped = Case("grouped", (9, 7), 8, 16, (3, 3), 4, (8,), grouped_options)
-    shared_offsets = Case("shared_offsets", (4, 5), 4, 8, (1, 3), 1, (8,), Convolution((1, 1), "SAME", (1, 1), 4))
-    same = Case("rows", (16, 4), 2, 4, (3, 3), 1, (2,), Convolution(padding="SAME"))
-
-    def of_groups(groups, offset_groups):
-        options = Convolution((1, 1), "SAME", (1, 1), groups)
-        return Case("grouped", (4, 3), 12, 12, (3, 1), offset_groups, (8,), options)
-
-    def split(name, result, summed=(), case=split_case, **specs):
-        return _split(name, case, result, summed, **specs)
-
-    def data(*axes):
-        return dict.fromkeys(("x", "offset", "mask"), P(*axes))
-
-    last, spatial = P(None, None, None, "b"), P(None, "a", "b")
-    features = {"weight": last, "bias": P("b")}
-    channels = dict.fromkeys(("x", "offset", "weight", "mask"), last) | {"bias": P("b")}
-    parameters, sums = ("weight", "bias"), ("x", "weight", "bias")
-    splits = (
-        split("images", P("a"), parameters, **data("a")),
-        split("images_over_both_axes", P(("b", "a")), parameters, **data(("b", "a"))),
-        split("features", last, ("x", "offset", "mask"), **features),
-        split("images_and_features", P("a", None, None, "b"), Operands._fields, **data("a") | features),
-        split("rows", P(None, "a"), sums, same, offset=P(None, "a"), mask=P(None, "a")),
-        split("rows_and_columns", spatial, sums, same, offset=spatial, mask=spatial),
-        split("images_and_rows", P("b", "a"), sums, same, x=P("b"), offset=P("b", "a"), mask=P("b", "a")),
-        split("groups", P("a", None, None, "b"), parameters, grouped, **features | data("a", None, None, "b")),
-        split("groups_and_half_as_many_offsets", last, (), of_groups(4, 2), **channels),
-        split("groups_and_other_offset_groups", last, (), of_groups(4, 6), **channels),
-        split("images_of_groups_that_do_not_split", P("a"), parameters, of_groups(3, 2), **data("a")),
-        split("groups_of_common_offsets", last, ("offset", "mask"), shared_offsets, **features | {"x": last}),
+    common_offsets = Case("common_offsets", (4, 5), 4, 8, (1, 3), 1, (8,), Convolution((1, 1), "SAME", (1, 1), 4))
+    half_as_many, others, three_groups = (
+        Case("groups", (4, 3), 12, 12, (3, 1), offset_groups, (8,), Convolution((1, 1), "SAME", (1, 1), groups))
+        for groups, offset_groups in ((4, 2), (4, 6), (3, 2))
     )
+    same = Case("rows", (16, 4), 2, 4, (3, 3), 1, (2,), Convolution(padding="SAME"))
+    both_axes, both, rows, spatial = P(("b", "a")), P("a", None, None, "b"), P(None, "a"), P(None, "a", "b")
+    features = {"weight": LAST, "bias": P("b")}
+    channels = features | alike(LAST, *DATA)
+    sums = ("x", *PARAMETERS)
     small = Case("small", (2, 3), 2, 2, (2, 1), 2, (), Convolution((1, 2), 1))
-    uneven = Case("uneven", (6, 4), 3, 5, (3, 3), 1, (7,), Convolution((1, 1), "SAME"))
     return Operator(
         "deform_conv2d",
         case=Case("layer", (3, 4), 2, 2, (2, 3), 2, (2,), Convolution(padding="SAME", feature_group_count=2)),
@@ -167,10 +181,23 @@ def _convolution():
             "weight": "dcn_sample",
             "mask": "dcn_offset_cotangent",
         },
-        splits=splits,
-        uneven=split("uneven", P(None, "a"), case=uneven),
+        splits=(
+            split("images", plain, IMAGES, PARAMETERS, **alike(IMAGES, *DATA)),
+            split("images_over_both_axes", plain, both_axes, PARAMETERS, **alike(both_axes, *DATA)),
+            split("features", plain, LAST, DATA, **features),
+            split("images_and_features", plain, both, (*DATA, *PARAMETERS), **features, **alike(IMAGES, *DATA)),
+            split("rows", same, rows, sums, offset=rows, mask=rows),
+            split("rows_and_columns", same, spatial, sums, offset=spatial, mask=spatial),
+            split("images_and_rows", same, P("b", "a"), sums, x=P("b"), offset=P("b", "a"), mask=P("b", "a")),
+            split("groups", grouped, both, PARAMETERS, **features, **alike(both, *DATA)),
+            split("groups_and_half_as_many_offsets", half_as_many, LAST, **channels),
+            split("groups_and_other_offset_groups", others, LAST, **channels),
+            split("images_of_groups_that_do_not_split", three_groups, IMAGES, PARAMETERS, **alike(IMAGES, *DATA)),
+            split("groups_of_common_offsets", common_offsets, LAST, ("offset", "mask"), x=LAST, **features),
+        ),
+        uneven=split("uneven", Case("uneven", (6, 4), 3, 5, (3, 3), 1, (7,), Convolution((1, 1), "SAME")), rows),
         linear=("x", "weight", "mask"),
-        shared=("weight", "bias"),
+        shared=PARAMETERS,
     )
 
 
@@ -193,17 +220,9 @@ def custom_calls(compiled):
 
 
 def _convolution_of_volumes():
-    Case = convolution.Case
     case = Case("volumes", (8, 3, 4), 4, 4, (2, 3, 1), 2, (4,), Convolution(1, "SAME", 1, 2))
     small = Case("small", (2, 2, 3), 2, 2, (1, 2, 1), 1, (), Convolution((1, 2, 1), 1))
     last, planes = P(None, None, None, None, "b"), P(None, "a")
-    data = {"offset": planes, "mask": planes}
-
-    splits = (
-        _split("images", case, P("a"), ("weight", "bias"), x=P("a"), offset=P("a"), mask=P("a")),
-        _split("planes", case, planes, ("x", "weight", "bias"), **data),
-        _split("groups", case, last, **dict.fromkeys(("x", "offset", "weight", "mask"), last) | {"bias": P("b")}),
-    )
     return Operator(
         "deform_conv3d",
         case=Case("volume", (2, 3, 2), 4, 2, (2, 1, 2), 2, (2,), Convolution(1, "SAME", 1, 2)),
@@ -216,24 +235,22 @@ def _convolution_of_volumes():
             "weight": "dcn_sampling",
             "mask": "dcn_sampling",
         },
-        splits=splits,
-        uneven=_split("uneven", case, planes),
+        splits=(
+            split("images", case, IMAGES, PARAMETERS, **alike(IMAGES, *DATA)),
+            split("planes", case, planes, ("x", *PARAMETERS), offset=planes, mask=planes),
+            split("groups", case, last, bias=P("b"), **alike(last, *DATA, "weight")),
+        ),
+        uneven=split("uneven", case, planes),
         linear=("x", "weight", "mask"),
-        shared=("weight", "bias"),
+        shared=PARAMETERS,
     )
 
 
 def _convolution_on_grid():
-    Case, GridCase, Operands = convolution.Case, convolution.GridCase, convolution.GridOperands
-
     def case(name, groups=1, batch=(8,)):
         options = Convolution(padding="SAME", feature_group_count=groups)
         return GridCase(Case(name, (3, 4), 16 * groups, 32 * groups, (2, 3), batch=batch, convolution=options))
 
-    def split(name, case, result, summed=(), **specs):
-        return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | specs), result, summed)
-
-    last = P(None, None, None, "b")
     small = GridCase(Case("small", (2, 3), 2, 2, (2, 1), batch=(), convolution=Convolution((1, 2), 1)))
     return Operator(
         "conv_on_grid",
@@ -241,59 +258,62 @@ def _convolution_on_grid():
         small=small,
         smooth=small.operands(3),
         forward="dcn_cpu_fused_forward",
-        kernels=dict.fromkeys(("x", "weight"), "dcn_cpu_fused_cotangents"),
+        kernels=alike("dcn_cpu_fused_cotangents", "x", "weight"),
         splits=(
-            split("images", case("plain"), P("a"), ("weight", "bias"), x=P("a")),
-            split("features", case("plain"), last, ("x",), weight=last, bias=P("b")),
-            split("groups", case("grouped", 4), last, (), x=last, weight=last, bias=P("b")),
+            split("images", case("plain"), IMAGES, PARAMETERS, x=IMAGES),
+            split("features", case("plain"), LAST, ("x",), weight=LAST, bias=P("b")),
+            split("groups", case("grouped", 4), LAST, x=LAST, weight=LAST, bias=P("b")),
         ),
-        uneven=split("uneven", case("uneven", batch=(7,)), P("a")),
+        uneven=split("uneven", case("uneven", batch=(7,)), IMAGES),
         linear=("x", "weight"),
-        shared=("weight", "bias"),
+        shared=PARAMETERS,
     )
 
 
-def _pooling(name, case, **known):
-    uneven = Split("uneven", case, pooling.Operands(P(), P(), P()), P(None, "a"), (), (4,))
-    return Operator(name, case, uneven=uneven, **{"forward": "dcn_roi_pool", "linear": ("x",)} | known)
+def _pooling(name, case, kernel="dcn_roi_pool", linear=("x",), **known):
+    names = ("x", "offset") if case.operands().offset is not None else ("x",)
+    kernels = {name: f"{kernel}_{name}_cotangent" for name in names}
+    uneven = batched_split("uneven", case, P(None, "a"))
+    return Operator(name, case, uneven=uneven, kernels=kernels, forward=kernel, linear=linear, **known)
 
 
 def _ps_roi_pool():
-    Operands = pooling.Operands
-    features = P(None, None, None, None, "b")
-    three, one, two = (pooling.PSRoIPool(classes=classes) for classes in (3, 1, 2))
-    splits = (
-        Split("batch", three, Operands(P("a"), P("a"), P("a")), P("a"), (), (4,)),
-        Split("regions", three, Operands(P(), P(None, "b"), P(None, "b")), P(None, "b"), ("x",), (4,)),
-        Split("batch_and_regions", three, Operands(P("a"), P("a", "b"), P("a", "b")), P("a", "b"), ("x",), (4,)),
-        Split("features", one, Operands(features, P(), P()), features, ("offset",), (4,)),
-        Split("classes", two, Operands(features, P(), features), features, (), (4,)),
-    )
+    features, regions, both = P(None, None, None, None, "b"), P(None, "b"), P("a", "b")
+    three, one, two = (PSRoIPool(classes=classes) for classes in (3, 1, 2))
     random = np.random.default_rng(3)
-    smooth = Operands(
+    smooth = pooling.Operands(
         random.normal(size=(1, 5, 6, 4)),
         np.array([[0.0, 1, 0, 4, 3], [0, -2, 1, 3, 9]]),
         random.uniform(-1, 1, size=(2, 2, 2, 2)),
     )
-    small = pooling.PSRoIPool(Pooling((2, 2), (1, 2), (2, 2), (2, 2), spatial_scale=0.5, trans_std=0.2), classes=1)
-    kernels = {"x": "dcn_roi_pool_x_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
-    return _pooling("deform_psroi_pool", three, small=small, smooth=smooth, splits=splits, kernels=kernels)
+    return _pooling(
+        "deform_psroi_pool",
+        three,
+        small=PSRoIPool(Pooling((2, 2), (1, 2), (2, 2), (2, 2), spatial_scale=0.5, trans_std=0.2), classes=1),
+        smooth=smooth,
+        splits=(
+            batched_split("batch", three, IMAGES, **alike(IMAGES, "x", "rois", "offset")),
+            batched_split("regions", three, regions, ("x",), rois=regions, offset=regions),
+            batched_split("batch_and_regions", three, both, ("x",), x=IMAGES, rois=both, offset=both),
+            batched_split("features", one, features, ("offset",), x=features),
+            batched_split("classes", two, features, x=features, offset=features),
+        ),
+    )
 
 
-def _roi_align(name, align, has_offset=False):
-    Operands = pooling.Operands
-    case, small = (pooling.RoIAlign(align, has_offset, *sizes) for sizes in [((7, 9),), ((4, 5), 2, 3)])
-    smooth = small.operands()
-    features, regions = P("a", None, None, None, "b"), P("a", "b")
-    split = Split("batch_and_features", case, Operands(features, P("a"), P()), features, (), (4,))
-    kernels = {"x": "dcn_roi_pool_x_cotangent"}
-    if has_offset:
-        split = Split("batch_and_regions", case, Operands(P("a"), regions, regions), regions, ("x",), (4,))
-        kernels["offset"] = "dcn_roi_pool_offset_cotangent"
-    known = {"small": small, "smooth": smooth, "splits": (split,), "kernels": kernels}
-    if align.mode == "max":
-        known |= {"kernels": {"x": "dcn_roi_max_pool_x_cotangent"}, "forward": "dcn_roi_max_pool", "linear": ()}
-    return _pooling(name, case, **known)
+def _roi_align(name, align, **known):
+    case, small = (RoIAlign(align, *sizes) for sizes in [(False, (7, 9)), (False, (4, 5), 2, 3)])
+    both = P("a", None, None, None, "b")
+    split = batched_split("batch_and_features", case, both, x=both, rois=IMAGES)
+    return _pooling(name, case, small=small, smooth=small.operands(), splits=(split,), **known)
+
+
+def _deform_roi_pool():
+    align = Align((2, 1), sampling_ratio=(0, 1), spatial_scale=0.4, gamma=0.2)
+    case, small = (RoIAlign(align, *sizes) for sizes in [(True, (7, 9)), (True, (4, 5), 2, 3)])
+    both = P("a", "b")
+    split = batched_split("batch_and_regions", case, both, ("x",), x=IMAGES, rois=both, offset=both)
+    return _pooling("deform_roi_pool", case, small=small, smooth=small.operands(), splits=(split,))
 
 
 def _aggregation(name, case, small, splits, uneven):
@@ -305,49 +325,37 @@ def _aggregation(name, case, small, splits, uneven):
         smooth=small.operands(3),
         kernels={"value": "dcn_aggregation_value_cotangent", "locations": taps, "weights": taps},
         splits=splits,
-        uneven=uneven,
+        uneven=batched_split("uneven", uneven, P(None, "a")),
         linear=("value", "weights"),
         forward="dcn_aggregate",
     )
 
 
 def _attention():
-    Attention, Operands = aggregation.Attention, aggregation.Operands
     case, queries, heads = Attention(queries=8), P(None, "a"), P("a", None, "b")
     splits = (
-        Split("batch", case, Operands(P("a"), P("a"), P("a")), P("a"), (), (4,)),
-        Split("queries", case, Operands(P(), queries, queries), queries, ("value",), (4,)),
-        Split("batch_and_heads", case, Operands(heads, heads, heads), heads, (), (4,)),
+        batched_split("batch", case, IMAGES, **alike(IMAGES, "value", *TAPS)),
+        batched_split("queries", case, queries, ("value",), **alike(queries, *TAPS)),
+        batched_split("batch_and_heads", case, heads, **alike(heads, "value", *TAPS)),
     )
     small = Attention(((3, 4), (2, 2)), (1, 2), queries=2, heads=2, channels=2)
-    uneven = Split("uneven", Attention(queries=6), Operands(P(), P(), P()), P(None, "a"), (), (4,))
-    return _aggregation("multi_scale_deformable_attention", Attention(), small, splits, uneven)
+    return _aggregation("multi_scale_deformable_attention", Attention(), small, splits, Attention(queries=6))
 
 
 def _dcnv3():
-    Window, Operands = aggregation.Convolution, aggregation.Operands
-    case, rows, columns = Window(image=(8, 8)), P(None, "a"), P(None, None, "b")
-    groups = P(None, None, None, "b"), P(None, "a", None, "b")
+    case, rows, columns, both = Window(image=(8, 8)), P(None, "a"), P(None, None, "b"), P(None, "a", None, "b")
     splits = (
-        Split("batch", case, Operands(P("a"), P("a"), P("a")), P("a"), (), (4,)),
-        Split("rows", case, Operands(P(), rows, rows), rows, ("value",), (4,)),
-        Split("columns", case, Operands(P(), columns, columns), columns, ("value",), (4,)),
-        Split("rows_and_groups", case, Operands(groups[0], groups[1], groups[1]), groups[1], ("value",), (4,)),
+        batched_split("batch", case, IMAGES, **alike(IMAGES, "value", *TAPS)),
+        batched_split("rows", case, rows, ("value",), **alike(rows, *TAPS)),
+        batched_split("columns", case, columns, ("value",), **alike(columns, *TAPS)),
+        batched_split("rows_and_groups", case, both, ("value",), value=LAST, **alike(both, *TAPS)),
     )
     small = Window((2, 2), groups=2, channels=2, image=(3, 2))
-    uneven = Split("uneven", Window(), Operands(P(), P(), P()), P(None, "a"), (), (4,))
-    return _aggregation("dcnv3", Window(), small, splits, uneven)
+    return _aggregation("dcnv3", Window(), small, splits, Window())
 
 
 def _grid_sample():
-    Grid, Operands = sampling.Grid, sampling.Operands
-    case = Grid((4, 5), (8, 3), 4)
-    points, both = P(None, "a"), P("a", None, None, "b")
-    splits = (
-        Split("batch", case, Operands(P("a"), P("a")), P("a"), (), (4,)),
-        Split("points", case, Operands(P(), points), points, ("x",), (4,)),
-        Split("batch_and_channels", case, Operands(both, P("a")), both, ("locations",), (4,)),
-    )
+    case, points, both = Grid((4, 5), (8, 3), 4), P(None, "a"), P("a", None, None, "b")
     small = Grid((3, 2, 2), (2,), 2)
     return Operator(
         "grid_sample",
@@ -355,8 +363,12 @@ def _grid_sample():
         small=small,
         smooth=small.operands(3),
         kernels={"x": "dcn_sampling_x_cotangent", "locations": "dcn_sampling_locations_cotangent"},
-        splits=splits,
-        uneven=Split("uneven", Grid((4, 5), (6,), 4), Operands(P(), P()), P(None, "a"), (), (4,)),
+        splits=(
+            batched_split("batch", case, IMAGES, x=IMAGES, locations=IMAGES),
+            batched_split("points", case, points, ("x",), locations=points),
+            batched_split("batch_and_channels", case, both, ("locations",), x=both, locations=IMAGES),
+        ),
+        uneven=batched_split("uneven", Grid((4, 5), (6,), 4), P(None, "a")),
         linear=("x",),
         forward="dcn_sampling",
     )
@@ -373,8 +385,8 @@ OPERATORS = {
         _dcnv3(),
         _grid_sample(),
         _roi_align("roi_align", Align(spatial_scale=0.4)),
-        _roi_align("roi_max_align", Align(spatial_scale=0.4, mode="max")),
-        _roi_align("deform_roi_pool", Align((2, 1), sampling_ratio=(0, 1), spatial_scale=0.4, gamma=0.2), True),
+        _roi_align("roi_max_align", Align(spatial_scale=0.4, mode="max"), kernel="dcn_roi_max_pool", linear=()),
+        _deform_roi_pool(),
     )
 }
 CONVOLUTION = OPERATORS["deform_conv2d"]

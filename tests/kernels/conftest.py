@@ -2,7 +2,6 @@ import pathlib
 import shutil
 import sys
 
-import jax.numpy as jnp
 import pytest
 
 from benchmarks.lowering import executed_ptx
@@ -61,6 +60,6 @@ def pytest_collection_modifyitems(items):
     without_kernels = {item for item in imported if item.callspec.params.get("backend") == "reference"}
     items[:] = [item for item in items if item not in without_kernels]
     for item in imported:
-        dtype = item.callspec.params.get("dtype")
-        if dtype in ("float16", jnp.float16) or (item.originalname == "test_golden_files" and dtype == "float32"):
+        dtype = item.callspec.params.get("dtype", item.callspec.params.get("types", (None,))[0])
+        if dtype == "float16" or (item.originalname == "test_golden_files" and dtype == "float32"):
             item.add_marker(pytest.mark.thorough)

@@ -13,23 +13,19 @@ from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._primitive.chain import Step
 from jax_dcn._primitive.plan import Request
 from jax_dcn._primitive.target import Target
-from tests.aggregation import test_special as aggregation_special
-from tests.aggregation import test_values as aggregation_values
 from tests.deform_conv import test_dtypes as conv_types
-from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
 from tests.deform_conv import test_vectors as conv_vectors
-from tests.helpers.deform_conv.cases import Case, assert_close, pull_back
-from tests.helpers.deform_conv.narrow import narrowed
+from tests.helpers.deform_conv.cases import CASES, Case, assert_close, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
-from tests.operators import test_derivatives as derivatives
+from tests.helpers.operators import narrowed
 from tests.operators import test_ffi_calls as ffi_calls
 from tests.operators import test_golden as golden
-from tests.operators import test_random_problems as random_problems
+from tests.operators import test_memory as memory
+from tests.operators import test_rounding as rounding
 from tests.operators import test_special as special
-from tests.roi_pool import test_align as pool_align
-from tests.roi_pool import test_special as pool_special
+from tests.operators import test_values as values
 from tests.roi_pool import test_values as pool_values
 from tests.sampling import test_values as sampling_values
 
@@ -67,8 +63,6 @@ def test_wrong_calls_are_refused(function):
     ffi_calls.check_that_wrong_calls_are_refused(function, "cuda")
 
 
-test_conv_numpy_reference = conv_values.test_numpy_reference
-test_conv_far_outside = conv_values.test_samples_far_outside_are_zero
 test_conv_far_on_the_torus = conv_values.test_huge_offsets_stay_on_the_torus
 test_conv_types = conv_types.test_against_float64
 test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
@@ -80,7 +74,7 @@ test_conv_tangents_that_are_not_finite = conv_tangents.test_values_that_are_not_
 
 @pytest.mark.parametrize("name", ["valid", "4_groups_6_offset_groups"])
 def test_conv_parts(name, monkeypatch, x64):
-    conv_memory.test_parts_add_up(name, 2**11, monkeypatch, x64)
+    memory.test_parts_add_up(name, 2**11, monkeypatch, x64)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -91,8 +85,8 @@ def test_conv_parts_of_16_bits(held, sort_bytes, dtype, monkeypatch):
 
     The samples of several parts are sorted at a time: of two of five rows, or of three or six images.
     """
-    case = dataclasses.replace(conv_values.CASE["two_batch_dimensions"], image=(5, 4))
-    operands, cotangent = narrowed(case, dtype)
+    case = dataclasses.replace(CASES["two_batch_dimensions"], image=(5, 4))
+    cotangent, operands = narrowed(case, dtype)
 
     def gradients():
         jax.clear_caches()
@@ -100,7 +94,7 @@ def test_conv_parts_of_16_bits(held, sort_bytes, dtype, monkeypatch):
         return "while" in run.lower(cotangent, operands).as_text(), run(cotangent, operands)
 
     is_a_loop, expected = gradients()
-    conv_memory.limit_samples(monkeypatch, held)
+    memory.limit_samples(monkeypatch, held)
     monkeypatch.setattr(im2col_plan, "CONVOLUTION_SORT_BYTES", sort_bytes)
     has_parts, actual = gradients()
     assert (is_a_loop, has_parts) == (False, True)
@@ -115,7 +109,7 @@ test_conv_reads = conv_vectors.test_only_pixels_that_samples_touch_are_read
 def test_conv_parts_of_the_output():
     """A shard of the output rows and columns, which starts at an origin, has the values of the whole output."""
     case = Case("shard", (4, 5), 64, 16, (3, 3), 2, convolution=Convolution(padding="SAME"))
-    operands, cotangent = narrowed(case, "bfloat16")
+    cotangent, operands = narrowed(case, "bfloat16")
     whole, spec = canonicalize(2, *operands, **case.keywords)
     cotangent = cotangent.at[:, :2].set(0).at[:, :, :1].set(0)
 
@@ -140,36 +134,22 @@ def test_conv_parts_of_the_output():
     assert_close(sharded, expected, 2**-6, 2**-6)
 
 
-test_pool_many_features = pool_values.test_kernels_are_the_reference_for_many_features
-test_pool_types = pool_values.test_dtypes
+test_pool_infinite_cotangent = pool_values.test_an_infinite_cotangent_reaches_what_its_bin_reads
+test_pool_wide_image = pool_values.test_the_last_column_of_a_wide_image
+test_pool_first_largest = pool_values.test_the_first_of_equal_points_and_nan_win
 test_pool_coordinates = pool_values.test_coordinates_keep_their_precision_in_half_precision_images
-test_pool_nothing = pool_values.test_nothing_to_compute
-test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_what_its_bin_reads
-test_pool_non_differentiable_points = pool_special.test_non_differentiable_points
-test_pool_wide_image = pool_special.test_the_last_column_of_a_wide_image
-test_pool_locations = pool_special.test_locations_round_as_they_are_written
-test_roi_align_max = pool_align.test_max
-test_roi_align_huge_regions = pool_align.test_huge_regions
-test_roi_align_non_differentiable_points = pool_align.test_non_differentiable_points
-test_roi_align_first_largest = pool_align.test_the_first_of_equal_points_and_nan_win
 
-test_aggregation_reference = aggregation_values.test_the_numpy_reference
-test_aggregation_types = aggregation_values.test_dtypes
-test_aggregation_mixed_types = aggregation_values.test_offsets_and_masks_of_16_bits
-test_aggregation_nothing = aggregation_values.test_nothing_to_compute
-test_aggregation_non_differentiable_points = aggregation_special.test_non_differentiable_points
-test_aggregation_locations = aggregation_special.test_locations_round_as_they_are_written
-
-test_sampling_reference = sampling_values.test_numpy_reference
-test_sampling_types = sampling_values.test_dtypes
-test_sampling_nothing = sampling_values.test_nothing_to_sample
-test_sampling_infinity = sampling_values.test_infinity_is_outside
 test_sampling_signals = sampling_values.test_a_signal_is_read_once
 
-test_gradients = derivatives.test_gradients
+test_numpy_reference = values.test_numpy_reference
+test_types = values.test_types
+test_nothing_to_compute = values.test_nothing_to_compute
+test_random_problems = values.test_random_problems
+test_rounding_of_attention = rounding.test_attention
+test_rounding_of_pooling = rounding.test_pooling
 test_golden_files = golden.test_golden_files
-test_random_problems = random_problems.test_random_problems
 test_locations_that_are_not_finite = special.test_locations_that_are_not_finite
 test_nan_weights = special.test_a_nan_weight
 test_special_regions = special.test_regions_that_are_padding_or_not_finite
+test_huge_regions = special.test_huge_regions
 test_reads = special.test_only_pixels_with_a_weight_are_read

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from tests.helpers.deform_conv.cases import BACKENDS, assert_close, cast
+from tests.helpers.deform_conv.cases import assert_close, cast
 from tests.helpers.operators import (
     EACH_PRIMITIVE,
-    compiled_pull_back,
     custom_calls,
     custom_calls_on,
     each_operator,
@@ -21,15 +20,6 @@ from tests.helpers.operators import (
 )
 
 from .test_transformations import subsets
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@each_operator()
-def test_gradients(operator, backend, x64):
-    """Against the numpy reference, by kernels and by the reference."""
-    operands, cotangent = operator.case.operands(), operator.case.cotangent()
-    actual = compiled_pull_back(operator.case, backend)(cotangent, operands)
-    assert_close(actual, operator.case.expected(cotangent, operands))
 
 
 @each_operator(*EACH_PRIMITIVE)

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import numpy as np
 import pytest
 
 from tests.helpers import golden
@@ -40,20 +39,3 @@ def test_golden_files(path, dtype, backend):
         actual = pull_back(functools.partial(file.function, backend=backend), *arguments)
     tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
     assert_close(actual, (file.result, file.gradients), tolerance, tolerance)
-
-
-def test_numpy_references_of_poolings():
-    """The loops that the other tests compare with give the same."""
-    for path in golden.FILES:
-        file = golden.read(path)
-        if file.case is not None:
-            operands, gradients = (
-                tree._replace(**{n: to_nhwc(getattr(tree, n)) for n in ("x", "offset")})
-                for tree in (file.operands, file.gradients)
-            )
-            actual = file.case.expected(to_nhwc(file.cotangent), operands)
-            assert_close(actual, (to_nhwc(file.result), gradients))
-
-
-def to_nhwc(array):
-    return None if array is None else np.moveaxis(array, 1, -1)

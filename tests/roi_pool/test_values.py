@@ -1,4 +1,4 @@
-"""Values and first derivatives against the numpy reference; types, sizes, memory."""
+"""What only the poolings have: regions of integers, maxima, wide and large images."""
 
 import dataclasses
 import functools
@@ -9,55 +9,50 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.deform_conv.cases import BACKENDS, assert_close
-from tests.helpers.roi_pool.cases import COTANGENT, POOLING, PSRoIPool, RoIAlign, operands, pool, pull_back
-from tests.helpers.roi_pool.numpy_reference import Align, Pooling
+from tests.helpers.deform_conv.cases import BACKENDS, assert_close, cast
+from tests.helpers.operators import OPERATORS, compiled_pull_back, pull_back
+from tests.helpers.roi_pool.cases import Operands, PSRoIPool, RoIAlign, pool
+from tests.helpers.roi_pool.numpy_reference import Align
+
+CASE = PSRoIPool()
 
 
-@pytest.mark.parametrize("classes, features, group_size", [(3, 60, (1, 2)), (1, 70, (1, 1))])
-def test_kernels_are_the_reference_for_many_features(classes, features, group_size, x64):
-    """They work on blocks of features, across classes, and add up features in lanes."""
-    pooling = dataclasses.replace(POOLING, group_size=group_size, output_size=(2, 3))
-    case = PSRoIPool(pooling, classes, features)
-    arguments = case.cotangent(), *case.operands()
-    assert_close(*(pull_back(*arguments, pooling=pooling, backend=backend) for backend in BACKENDS))
+def test_an_infinite_cotangent_reaches_what_its_bin_reads(x64):
+    one, infinity = np.zeros_like(CASE.cotangent()), np.zeros_like(CASE.cotangent())
+    one[0, 1, 1], infinity[0, 1, 1] = 1, np.inf
+    run = compiled_pull_back(OPERATORS["deform_psroi_pool"].case, None)
+    reached, infinite = (run(cotangent, CASE.operands())[1].x for cotangent in (one, infinity))
+    np.testing.assert_array_equal(infinite, np.where(np.asarray(reached) > 0, np.inf, 0))
 
 
-MAX = Align(spatial_scale=0.4, mode="max")
+def test_the_last_column_of_a_wide_image():
+    """It has more columns than float32 has consecutive integers."""
+    width = 2**24 + 4
+    x, rois = jnp.zeros((1, 1, width, 1)).at[0, 0, -1].set(3), jnp.array([[0.0, width, 0, width, 0]])
+    np.testing.assert_array_equal(jax_dcn.psroi_pool(x, rois, output_size=1), 3)
 
 
-@pytest.mark.parametrize(
-    "case, dtype, offset_dtype",
-    [
-        *((PSRoIPool(), dtype, "float32") for dtype in ("float32", "bfloat16", "float16")),
-        (PSRoIPool(), "bfloat16", "bfloat16"),
-        *((case, "bfloat16", None) for case in (RoIAlign(), RoIAlign(MAX))),
-    ],
-    ids=["float32", "bfloat16", "float16", "offset", "mean", "max"],
-)
-def test_dtypes(case, dtype, offset_dtype):
-    """A result and a gradient of 16 bits is rounded once."""
-    x, rois, offset = case.operands()
-    x, rois, cotangent = jnp.asarray(x, dtype), np.float32(rois), jnp.asarray(case.cotangent(), dtype)
-    arguments = cotangent, x, rois, None if offset is None else jnp.asarray(offset, offset_dtype)
-    actual = pull_back(*arguments, pooling=case.pooling)
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda array: np.asarray(array, np.float64), arguments)
-        exact = pull_back(*wide, pooling=case.pooling)
-    for a, e, of in zip(actual, exact, (dtype, dtype, offset_dtype), strict=True):
-        if e is not None:
-            assert a.dtype == of
-            within = 1e-4 + 4 * max(float(jnp.finfo(of).eps), float(jnp.finfo(dtype).eps))
-            assert_close(a, e, within, within * np.abs(e).max())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_of_equal_points_and_nan_win(backend, x64):
+    case = RoIAlign(Align((1, 1), sampling_ratio=(2, 2), mode="max"))
+    run = functools.partial(compiled_pull_back(case, backend), np.ones((1, 1, 1, 1)))
+    ones = Operands(np.ones((1, 4, 4, 1)), np.array([[0, 0.5, 0.5, 4.5, 4.5]]))  # points at 1 and 3
+    assert np.argwhere(run(ones)[1].x).tolist() == [[0, 1, 1, 0]]
+    last_is_nan = ones.x.copy()
+    last_is_nan[0, 3, 3] = np.nan
+    assert np.isnan(run(ones._replace(x=last_is_nan))[0]).all()
+    assert run(ones._replace(x=-2e4 * ones.x))[0].item() == -2e4  # mmcv's maximum starts at -10000
 
 
 def test_integer_regions():
-    x, rois, offset = map(np.float32, operands())
-    expected = pull_back(np.float32(COTANGENT), x, np.trunc(rois), offset)
+    cotangent, operands = cast((CASE.cotangent(), CASE.operands()), np.float32)
+
+    def results(rois):
+        pooled, gradients = compiled_pull_back(CASE, None)(cotangent, operands._replace(rois=rois))
+        return pooled, gradients.x, gradients.offset
+
     for dtype in ("int32", "int16"):
-        actual = pull_back(np.float32(COTANGENT), x, rois.astype(dtype), offset)
-        for a, e in zip(actual, expected, strict=True):
-            np.testing.assert_array_equal(a, e)
+        assert_close(results(operands.rois.astype(dtype)), results(np.trunc(operands.rois)), 0, 0)
 
 
 def test_coordinates_keep_their_precision_in_half_precision_images():
@@ -68,44 +63,17 @@ def test_coordinates_keep_their_precision_in_half_precision_images():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pooling_without_offset_is_that_with_zero_offset(backend):
-    x, rois, offset = map(np.float32, operands())
-    plain = {k: v for k, v in dataclasses.asdict(POOLING).items() if k not in ("part_size", "trans_std")}
+    x, rois, offset = cast(CASE.operands(), np.float32)
+    plain = {k: v for k, v in dataclasses.asdict(CASE.pooling).items() if k not in ("part_size", "trans_std")}
     without = jax.jit(lambda: jax_dcn.psroi_pool(x, rois, backend=backend, **plain))()
-    assert_close(without, jax.jit(lambda: pool(x, rois, np.zeros_like(offset), backend=backend))(), 1e-6, 1e-6)
-
-
-@pytest.mark.parametrize("backend", [None, pytest.param("reference", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize(
-    "pooling", [Pooling((2, 2)), Align((2, 2)), Align((2, 2), mode="max")], ids=["deformable", "mean", "max"]
-)
-def test_nothing_to_compute(pooling, backend):
-    """No regions, images, rows, columns or channels: zeros, in one program."""
-    shapes = [((1, 4, 4, 2), 0), ((0, 3, 3, 2), 2), ((1, 0, 4, 2), 2), ((1, 3, 0, 2), 2), ((1, 3, 3, 0), 2)]
-    if isinstance(pooling, Pooling):
-        del shapes[-1]  # offsets of classes need features
-
-    def run(images):
-        for x, (_, count) in zip(images, shapes, strict=True):
-            rois = jnp.tile(jnp.array([0.0, -1.0, -1.0, 3.0, 3.0]), (count, 1))
-            operands = (x, jnp.ones((count, 2, 2, 2))) if isinstance(pooling, Pooling) else (x,)
-
-            def of(x, offset=None, rois=rois):
-                return pool(x, rois, offset, pooling=pooling, backend=backend)
-
-            yield of(*operands), jax.grad(lambda *o, of=of: of(*o).sum(), range(len(operands)))(*operands)
-            if pooling.mode == "avg":
-                yield jax.jvp(of, operands, operands)
-
-    results = jax.jit(lambda images: list(run(images)))([jnp.ones(shape) for shape, _ in shapes])
-    assert not any(np.any(array) for array in jax.tree.leaves(results))
+    assert_close(without, jax.jit(CASE.with_backend(backend))(x, rois, np.zeros_like(offset)), 1e-6, 1e-6)
 
 
 def test_memory_does_not_grow_with_the_points():
     def temporary_bytes(samples):
-        x, rois, offset = map(np.float32, operands())
-        pooling = dataclasses.replace(POOLING, sample_per_part=samples)
-        compiled = pull_back.lower(np.float32(COTANGENT), x, rois, offset, pooling=pooling).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        case = PSRoIPool(dataclasses.replace(CASE.pooling, sample_per_part=samples))
+        cotangent, operands = cast((case.cotangent(), case.operands()), np.float32)
+        return pull_back.lower(case.with_backend(), cotangent, operands).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes((8, 8)) == temporary_bytes((1, 1))
 

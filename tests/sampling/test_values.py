@@ -1,4 +1,4 @@
-"""Sampling against a numpy reference, golden files of PyTorch, and jax.scipy."""
+"""Sampling and resizing beside golden files of PyTorch, jax.scipy, SciPy and a numpy reference."""
 
 import functools
 import itertools
@@ -17,42 +17,10 @@ from tests.helpers.deform_conv.cases import BACKENDS, assert_close
 from tests.helpers.operators import pull_back
 from tests.helpers.pages import ROOT
 from tests.helpers.sampling import numpy_reference
-from tests.helpers.sampling.cases import CASES, GOLDEN, MODES, Grid
+from tests.helpers.sampling.cases import GOLDEN, MODES, Grid, Map
 from tests.helpers.slow import slow_unless
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
-
-# What the reference, whose programs take long to compile, computes by default.
-BY_REFERENCE = ("four_channels", "bicubic_of_two_channels", "nearest", "one_axis")
-
-
-@pytest.mark.parametrize(
-    "name, backend",
-    [slow_unless(backend is None or name in BY_REFERENCE, name, backend) for name in CASES for backend in BACKENDS],
-)
-def test_numpy_reference(name, backend, x64):
-    case = CASES[name]
-    operands, cotangent = case.operands(), case.cotangent()
-    assert_close(pull_back(case.with_backend(backend), cotangent, operands), case.expected(cotangent, operands))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("channels", [1, 3, 8, 37])
-def test_dtypes(channels, dtype):
-    """Coordinates have float32; sums are float32, and are rounded once."""
-    case = Grid((9, 7), (40,), channels, padding_mode="border")
-    operands, cotangent = case.operands(), case.cotangent().astype(dtype)
-    operands = operands._replace(x=operands.x.astype(dtype), locations=operands.locations.astype(np.float32))
-    result, gradients = pull_back(case.with_backend(), cotangent, operands)
-    assert result.dtype == gradients.x.dtype == dtype and gradients.locations.dtype == np.float32
-    exact = jax.tree.map(lambda array: np.asarray(array, np.float64), (cotangent, operands))
-    expected, of_operands = case.expected(*exact)
-    # one rounding to the dtype, half a unit in the last place
-    unit = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2e-6}[dtype]
-    for actual, exact in ((result, expected), (gradients.x, of_operands.x)):
-        assert_allclose(np.asarray(actual, np.float64), exact, rtol=1.01 * unit, atol=1e-5)
-    assert_allclose(gradients.locations, of_operands.locations, rtol=1e-4, atol=1e-4)
-
 
 SECOND_ORDER = sorted((GOLDEN / "second_order").glob("*.npz"))
 
@@ -114,21 +82,6 @@ def test_recipes(path, x64):
         assert_allclose(actual, arrays[key], rtol=1e-10, atol=1e-10, err_msg=key)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def with_gradients(function, x, coordinates, cval=None):
-    def loss(x, coordinates):
-        result = function(x, coordinates) if cval is None else function(x, coordinates, cval=cval)
-        return jnp.sin(result).sum(), result
-
-    gradients, result = jax.grad(loss, (0, 1), has_aux=True)(x, coordinates)
-    return result, *gradients
-
-
-@functools.cache  # so that it is compiled once for both backends
-def of_scipy(order, mode, cval):
-    return functools.partial(ndimage.map_coordinates, order=order, mode=mode, cval=cval)
-
-
 # Each number of dimensions, order and backend, once with each mode.
 SCIPY_BY_DEFAULT = [
     ((9,), 1, None),
@@ -148,24 +101,15 @@ SCIPY_BY_DEFAULT = [
     ],
 )
 def test_jax_scipy(image, order, backend, mode, x64):
-    """The same results and gradients."""
-    random = np.random.default_rng(0)
-    x, shape = random.normal(size=image), (5, 7)
-    size = np.array(image).reshape(-1, 1, 1)
-    # in halves, and rounded to few bits, so that the sum with 1 of a cval that is not 0 is exact
-    coordinates = np.concatenate(
-        [
-            random.integers(-2 * size - 2, 4 * size + 2, (len(image), *shape)) / 2,
-            np.round(random.uniform(-size - 2, 2 * size + 2, (len(image), *shape)) * 64) / 64,
-        ],
-        1,
-    )
-
-    function = functools.partial(jax_dcn.map_coordinates, order=order, mode=mode, backend=backend)
-    for cval in (0.0, -1.5):
-        read = cval if mode == "constant" else 0.0
-        expected = with_gradients(of_scipy(order, mode, read), x, coordinates)
-        assert_close(with_gradients(function, x, coordinates, cval), expected)
+    """The same results and gradients, at halves of pixels and between them."""
+    cases = [Map(image, (5, 4), order=order, mode=mode, on_grid=on_grid) for on_grid in (True, False)]
+    x, coordinates = cases[0].operands().x[..., 0], np.concatenate([case.operands().locations for case in cases], 1)
+    cotangent = cases[0].cotangent()[..., 0].repeat(2, 0)
+    for cval in (0.0, -1.5) if mode == "constant" else (-1.5,):
+        options = {"order": order, "mode": mode, "cval": cval if mode == "constant" else 0.0}
+        theirs = functools.partial(ndimage.map_coordinates, **options)
+        ours = functools.partial(jax_dcn.map_coordinates, **options | {"cval": cval}, backend=backend)
+        assert_close(*(pull_back(function, cotangent, (x, coordinates)) for function in (ours, theirs)))
 
 
 # The shape of the coordinates of a batch of 2 x 3 images, and the type of the images.
@@ -294,29 +238,6 @@ def test_positions_of_resize_do_not_depend_on_the_type_of_images():
 
 
 @on_both
-def test_nothing_to_sample(backend):
-    """Empty arrays, and images of no pixels, of which every sample is zero, or NaN at NaN."""
-
-    def sample(x, grid, **options):
-        @jax.jit
-        def run(x, grid):
-            result, pull_back = jax.vjp(functools.partial(jax_dcn.grid_sample, backend=backend, **options), x, grid)
-            return result, *pull_back(result)
-
-        locations = np.full(grid, 0.3, np.float32)
-        locations[..., :1, :] = np.nan
-        return run(np.ones(x, np.float32), locations)
-
-    for x, grid in (((0, 4, 4, 2), (0, 3, 2)), ((2, 4, 4, 0), (2, 3, 2)), ((2, 4, 4, 2), (2, 0, 2))):
-        result, gx, ggrid = sample(x, grid)
-        assert result.shape == (*grid[:-1], x[-1]) and gx.shape == x and ggrid.shape == grid
-        assert not gx.any()
-    for padding_mode in ("zeros", "border", "reflection"):
-        result, *_ = sample((0, 4, 2), (3, 2), padding_mode=padding_mode)
-        assert np.isnan(result[0]).all() and not result[1:].any()
-
-
-@on_both
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "constant"])
 def test_a_signal_is_read_once(mode, backend):
     """An axis that a signal lacks has no second pixel: an infinite pixel or cotangent of weight 0 would make NaN."""
@@ -329,20 +250,3 @@ def test_a_signal_is_read_once(mode, backend):
     np.testing.assert_array_equal(found, [np.inf, np.inf])
     (gradient,) = transpose(jnp.array([1.0, jnp.inf]))
     np.testing.assert_array_equal(gradient, [0.5, np.inf, np.inf])
-
-
-@on_both
-@pytest.mark.parametrize("options", [{"mode": mode} for mode in MODES] + [{"padding_mode": "border"}], ids=str)
-def test_infinity_is_outside(options, backend):
-    """It is the outermost pixel where pixels outside are clipped, the cval of "constant", and zero elsewhere."""
-    x = np.arange(1.0, 13, dtype=np.float32).reshape(3, 4)
-    values = np.array([np.inf, -np.inf, 1e38, -1e38, 2.0**31], np.float32)
-    ones = np.ones_like(values)
-    if "mode" in options:
-        found = jax_dcn.map_coordinates(x, [values, ones], 1, options["mode"], 7.0, backend=backend)
-        clipped = np.where(values > 0, x[-1, 1], x[0, 1])
-        other = {"nearest": clipped, "constant": 7 * ones}.get(options["mode"], 0 * ones)
-    else:
-        found = jax_dcn.grid_sample(x[..., None], np.stack([ones, values], -1), backend=backend, **options)[:, 0]
-        other = np.where(values > 0, x[-1, 3], x[0, 3])
-    assert_array_equal(found, other)

@@ -5,18 +5,14 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from hypothesis import strategies as st
 
 import jax_dcn
+from tests.helpers import case
 
 from . import numpy_reference
 from .numpy_reference import Align, Pooling
-
-# 6 features, a group size of 3 x 2, bins that are not square and differ from the parts in number, and 3 classes
-POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
-COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
 
 
 class Operands(NamedTuple):
@@ -27,18 +23,7 @@ class Operands(NamedTuple):
     offset: Any = None
 
 
-def operands(seed=0, lead=(), channels=36):
-    """Operands for POOLING."""
-    random = np.random.default_rng(seed)
-    x = random.normal(size=(*lead, 2, 9, 8, channels))
-    corner = random.uniform(-4, 12, size=(*lead, 6, 2))
-    size = random.uniform(-1, 14, size=(*lead, 6, 2))  # some inverted, some reach outside
-    image = random.integers(-1, 3, size=(*lead, 6, 1))  # some are padding
-    rois = np.concatenate([image, corner, corner + size], -1)
-    return Operands(x, rois, random.normal(size=(*lead, 6, 2, 3, 6)) * 2)
-
-
-def pool(x, rois, offset=None, *, pooling=POOLING, **options):
+def pool(x, rois, offset=None, *, pooling, **options):
     """The function of the package that `pooling` describes."""
     if isinstance(pooling, Pooling):
         return jax_dcn.deform_psroi_pool(x, rois, offset, **dataclasses.asdict(pooling) | options)
@@ -51,24 +36,17 @@ def pool(x, rois, offset=None, *, pooling=POOLING, **options):
     return jax_dcn.roi_align(x, rois, aligned=pooling.aligned, mode=pooling.mode, **options)
 
 
-@functools.partial(jax.jit, static_argnames=("pooling", "backend"))
-def pull_back(cotangent, x, rois, offset=None, pooling=POOLING, backend=None):
-    """(pooled, gradients with respect to x and offset)."""
-
-    def of(x, offset):
-        return pool(x, rois, offset, pooling=pooling, backend=backend)
-
-    pooled, pullback = jax.vjp(of, x, offset)
-    return pooled, *pullback(cotangent)
-
-
-class Case:
-    """What the record of an operator wants of a pooling, besides operands and a cotangent."""
+class Case(case.Case):
+    """A pooling, besides its operands. `on_grid`: the coordinates of all points are exact, and some are on pixels."""
 
     pooling: Pooling | Align
 
     def with_backend(self, backend=None, **options):
         return functools.partial(pool, pooling=self.pooling, backend=backend, **options)
+
+    @property
+    def result(self):
+        return self.count, *self.pooling.output_size, self.features
 
     def expected(self, cotangent, operands):
         pooled, d_x, d_offset = numpy_reference.pool(*operands, cotangent, self.pooling)
@@ -77,24 +55,32 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class PSRoIPool(Case):
-    """A deform_psroi_pool."""
+    """A deform_psroi_pool, with bins that are not square and differ from the parts in number."""
 
-    pooling: Pooling = POOLING
+    pooling: Pooling = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)  # noqa: RUF009
     classes: int = 3
     features: int = 6
+    count: int = 6
+    on_grid: bool = False
+    images: int = 2
+    image: tuple[int, int] = (9, 8)
 
     def operands(self, seed=0, lead=()):
-        x, rois, offset = operands(seed, lead, self.features * math.prod(self.pooling.group_size))
-        return Operands(x, rois, offset[..., : 2 * self.classes])
-
-    def cotangent(self, seed=9, lead=()):
-        shape = (*lead, 6, *self.pooling.output_size, self.features)
-        return np.random.default_rng(seed).normal(size=shape)
+        random = np.random.default_rng(seed)
+        channels = self.features * math.prod(self.pooling.group_size)
+        x = random.normal(size=(*lead, self.images, *self.image, channels))
+        corner = random.uniform(-4, 12, size=(*lead, self.count, 2))
+        size = random.uniform(-1, 14, size=(*lead, self.count, 2))  # some inverted, some reach outside
+        image = random.integers(-1, 3, size=(*lead, self.count, 1))  # some are padding
+        parts = self.pooling.part_size or self.pooling.output_size
+        offset = random.normal(size=(*lead, self.count, *parts, 2 * self.classes)) * 2
+        rois = np.concatenate([image, corner, corner + size], -1)
+        return Operands(x, rois, np.round(offset) if self.on_grid else offset)
 
 
 @dataclasses.dataclass(frozen=True)
 class RoIAlign(Case):
-    """A pooling of the RoIAlign family; with offsets it is deformable. Corners are on half pixels if `on_grid`."""
+    """A pooling of the RoIAlign family; with offsets it is deformable."""
 
     pooling: Align = Align(spatial_scale=0.4)  # noqa: RUF009, it is frozen
     has_offset: bool = False
@@ -102,12 +88,13 @@ class RoIAlign(Case):
     features: int = 4
     count: int = 6
     on_grid: bool = False
+    images: int = 2
 
     def operands(self, seed=0, lead=()):
         random = np.random.default_rng(seed)
         bins = self.pooling.output_size
         channels = self.features * math.prod(self.pooling.group_size)
-        x = random.normal(size=(*lead, 2, *self.image, channels))
+        x = random.normal(size=(*lead, self.images, *self.image, channels))
         reach = max(self.image) / self.pooling.spatial_scale
         rois = [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))]
         rois = np.reshape(rois, (*lead, self.count, 5))
@@ -117,9 +104,17 @@ class RoIAlign(Case):
             offset = None if offset is None else np.round(offset)
         return Operands(x, rois, offset)
 
-    def cotangent(self, seed=9, lead=()):
-        shape = (*lead, self.count, *self.pooling.output_size, self.features)
-        return np.random.default_rng(seed).normal(size=shape)
+
+CASES = {
+    "many_features_of_some_classes": PSRoIPool(Pooling((2, 3), (1, 2), (2, 3), (3, 2), 0.5, 0.2), 3, 60),
+    "many_features_of_one_class": PSRoIPool(Pooling((2, 3), (1, 1), (2, 3), (3, 2), 0.5, 0.2), 1, 70),
+    "ps_roi_pool_on_pixels": PSRoIPool(Pooling((2, 2), (1, 1), (2, 3), (2, 2), 0.5, 0.25), 1, 2, 60, on_grid=True),
+    "max": RoIAlign(Align(sampling_ratio=(2, 3), spatial_scale=0.4, mode="max"), count=12),
+    "unaligned_max": RoIAlign(Align(sampling_ratio=(0, 2), spatial_scale=0.4, aligned=False, mode="max"), count=12),
+    "deform_roi_pool_on_pixels": RoIAlign(
+        Align((2, 2), 0.5, (1, 2), gamma=0.25), has_offset=True, image=(4, 5), count=60, on_grid=True
+    ),
+}
 
 
 def regions(random, count, images, reach):
