@@ -23,7 +23,8 @@ from jax_dcn._primitive import extension
 from tests.helpers.aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import assert_close, cast
 from tests.helpers.operators import CONVOLUTION, OPERATORS
-from tests.helpers.roi_pool.cases import PSRoIPool
+from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
+from tests.helpers.roi_pool.numpy_reference import Align
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sampling.cases import Grid
 from tests.helpers.sharding import make_mesh
@@ -55,35 +56,24 @@ class Program(NamedTuple):
 
 
 def program(case_of, *shapes):
-    """The program of cases that differ in sizes: without a batch of their own, the batch is a leading dimension."""
+    """The program of cases that differ in sizes. Where a case has no number of images, they are a leading dimension."""
 
     def function(*operands, backend=None):
         return case_of(2, 3, 4).with_backend(backend)(*operands)
 
     def arguments(n, height, width):
         case = case_of(n, height, width)
-        return tuple(cast(case.operands(**{} if hasattr(case, "batch") else {"lead": (n,)}), np.float32))
+        has_images = hasattr(case, "batch") or hasattr(case, "images")
+        operands = case.operands(**{} if has_images else {"lead": (n,)})
+        return tuple(cast([array for array in operands if array is not None], np.float32))
 
     return Program(function, arguments, shapes)
 
 
-def pool(x, rois, offset, backend=None):
-    return PSRoIPool().with_backend(backend)(x, rois, offset)
-
-
-def of_pooling(n, height, width):
-    return tuple(cast(PSRoIPool(count=n + 3, images=n, image=(height, width)).operands(), np.float32))
-
-
-def align(x, rois, backend=None):
-    """The mean and the largest of an adaptive number of points."""
-    options = {"output_size": 2, "spatial_scale": 0.5, "backend": backend}
-    return jax_dcn.roi_align(x, rois, **options) + jax_dcn.roi_align(x, rois, mode="max", **options)
-
-
-def of_alignment(n, height, width):
-    x, rois, _ = of_pooling(n, height, width)
-    return x[..., :3], rois
+def align(mode):
+    pooling = Align(spatial_scale=0.5, mode=mode)
+    case_of = functools.partial(RoIAlign, pooling)
+    return program(lambda n, h, w: case_of(image=(h, w), count=n + 3, images=n), IMAGES, "r, ...")
 
 
 IMAGES, WHOLE, QUERIES = "n, h, w, ...", "...", "n, h, ..."
@@ -97,8 +87,10 @@ PROGRAMS = {
         lambda n, d, h: dataclasses.replace(VOLUMES, batch=(n,), image=(d, h, 2)),
         *(IMAGES, IMAGES, WHOLE, WHOLE, IMAGES),
     ),
-    "deform_psroi_pool": Program(pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
-    "roi_align": Program(align, of_alignment, (IMAGES, "r, ...")),
+    "deform_psroi_pool": program(
+        lambda n, h, w: PSRoIPool(count=n + 3, images=n, image=(h, w)), IMAGES, "r, ...", "r, ..."
+    ),
+    **{f"roi_align_{mode}": align(mode) for mode in ("avg", "max")},
     "multi_scale_deformable_attention": program(
         lambda n, queries, _: Attention(queries=queries), "n, ...", QUERIES, QUERIES
     ),
@@ -177,12 +169,9 @@ def tangent_of(function):
 def calls(platforms):
     """The custom calls in exports of all operators and their derivatives, with a convolution that can be fused."""
     operands = tuple(jnp.ones(shape) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
-    programs = [
-        (jax_dcn.deform_conv2d, operands),
-        (pool, of_pooling(1, 3, 4)),
-        (functools.partial(jax_dcn.roi_align, output_size=2, mode="max"), of_alignment(1, 3, 4)),
-        *((PROGRAMS[name].function, PROGRAMS[name].arguments(1, 3, 4)) for name in ("dcnv3", "grid_sample")),
-    ]
+    names = "deform_psroi_pool", "roi_align_max", "dcnv3", "grid_sample"
+    programs = [(PROGRAMS[name].function, PROGRAMS[name].arguments(1, 3, 4)) for name in names]
+    programs.append((jax_dcn.deform_conv2d, operands))
 
     def everything(function):
         return lambda *arrays: (with_gradients(function)(*arrays), tangent_of(function)(*arrays))
