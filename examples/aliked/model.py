@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 import jax_dcn
-from examples.library.convolution import Conv
+from examples.library.convolution import Conv, square
 from jax_dcn.linen import DeformConv
 
 from .descriptors import DescriptorHead, unit
@@ -91,11 +91,8 @@ class Aliked(nn.Module):
             block = Block(features, shortcut=index > 1, deformable=index > 2, dtype=self.dtype)
             setattr(self, f"block{index}", block)
             setattr(self, f"conv{index}", Conv(channels[-1] // 4, (1, 1), use_bias=False, dtype=self.dtype))
-        sizes = {"0": (8, (1, 1)), "2": (MAPS, (3, 3)), "4": (MAPS, (3, 3)), "6": (1, (3, 3))}
-        self.score_head = {
-            name: Conv(features, size, padding=size[0] // 2, use_bias=False, dtype=self.dtype)
-            for name, (features, size) in sizes.items()
-        }
+        sizes = {"0": (8, 1), "2": (MAPS, 3), "4": (MAPS, 3), "6": (1, 3)}
+        self.score_head = {name: square(*size, use_bias=False, dtype=self.dtype) for name, size in sizes.items()}
         self.desc_head = DescriptorHead(self.layout.samples, self.dtype)
 
     def __call__(

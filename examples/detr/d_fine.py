@@ -2,21 +2,20 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.typing import Dtype
 
 from examples.hgnet import HGNet
 
 from .config import DFineConfig
-from .decoder import DecoderLayer, Detections, Outputs, Predictions, move, split
-from .denoising import Denoising
+from .decoder import DecoderLayer, Detections, Predictions, move
 from .hybrid_encoder import ConvNorm, CSPRepLayer, HybridEncoder
-from .layers import Head, LayerOptions, box_head, class_head
+from .layers import Head, LayerOptions, box_head
 from .positions import Pyramid
-from .rt_detr import METHODS, add_denoising, check_images, choose_queries, project, pyramid
+from .rt_detr import METHODS, RTDetr
 
 POSITION_LIMIT = 10.0  # of the position embeddings of queries
 BLOCKS = 3
@@ -92,23 +91,23 @@ class FineDecoder(nn.Module):
         self,
         queries: jax.Array,
         reference: jax.Array,
-        memory: Pyramid,
         position: nn.Module,
+        memory: Pyramid,
+        class_heads: list[nn.Module],
+        corner_heads: list[nn.Module],
         first_box_head: nn.Module,
-        heads: tuple[list[nn.Module], list[nn.Module]],
         hidden: jax.Array | None,
         layers: int,
     ) -> Predictions:
         """Runs the first `layers` layers.
 
         queries: [batch, queries, channels]; reference: boxes [batch, queries, 4]; position: from boxes to position
-        embeddings; heads: of classes and of corners, for each layer; hidden: which queries do not see each other.
+        embeddings; class_heads, corner_heads: one for each layer; hidden: which queries do not see each other.
         """
         config, distribution = self.config, self.config.distribution
         settings = config, config.decoder_activation_function, self.options
         method = METHODS[config.decoder_method]
         attention = {"method": method, "offset_scale": config.decoder_offset_scale, "use_projections": False}
-        class_heads, corner_heads = heads
         found, corners, before = [], 0.0, 0.0
         for index in range(layers):
             embedding = jnp.clip(position(reference), -POSITION_LIMIT, POSITION_LIMIT).astype(queries.dtype)
@@ -129,42 +128,25 @@ class FineDecoder(nn.Module):
         return Predictions(logits, boxes, first, corners, start)
 
 
-class DFine(nn.Module):
-    """Images [batch, height, width, 3], sides divisible by 32, to `Outputs`; arguments are those of `RTDetr`.
-
-    In inference, layers after the config's `eval_idx` do not run.
-    """
+class DFine(RTDetr):
+    """As `RTDetr`. In inference, layers after the config's `eval_idx` do not run."""
 
     config: DFineConfig
-    dtype: Dtype | None = None
 
-    @nn.compact
-    def __call__(self, images: jax.Array, *, denoising: Denoising | None = None, train: bool = False) -> Outputs:
-        config = self.config
-        options = LayerOptions.of(config, train, self.dtype, config.layer_norm_eps)
-        backbone = HGNet(config.backbone, config.freeze_backbone_batch_norms, self.dtype, name="backbone")
-        maps = project(config, options, backbone(check_images(images), use_running_average=not train))
-        block, halve = (partial(module, config, options) for module in (ELAN, SCDown))
-        maps = HybridEncoder(config, options, block, halve, lateral_activation=None, name="encoder")(maps)
-        memory = pyramid(config, options, maps, keeps_equal=True)
-        proposed, queries, reference = choose_queries(config, memory)
-        queries, reference, hidden = add_denoising(config, queries, reference, denoising)
-        indices = range(config.decoder_layers)
-        bins = 4 * (config.max_num_bins + 1)
-        heads = (
-            [class_head(config.num_labels, f"class_embed_{index}") for index in indices],
-            [Head((config.d_model,) * 2 + (bins,), first=0.0, name=f"bbox_embed_{index}") for index in indices],
-        )
-        trains = train or denoising is not None or self.is_initializing()
-        found = FineDecoder(config, options, name="decoder")(
-            queries.astype(memory.features.dtype),
-            reference,
-            memory,
-            Head((2 * config.d_model, config.d_model), name="query_pos_head"),
-            box_head(config.d_model, "pre_bbox_head"),
-            heads,
-            hidden,
-            config.decoder_layers if trains else config.eval_idx % config.decoder_layers + 1,
-        )
-        denoised, found = split(found, 0 if denoising is None else denoising.classes.shape[1])
-        return Outputs(found, proposed, denoised)
+    keeps_equal: ClassVar = True
+
+    def _backbone(self) -> nn.Module:
+        return HGNet(self.config.backbone, self.config.freeze_backbone_batch_norms, self.dtype, name="backbone")
+
+    def _encoder(self, options: LayerOptions) -> nn.Module:
+        block, halve = (partial(module, self.config, options) for module in (ELAN, SCDown))
+        return HybridEncoder(self.config, options, block, halve, lateral_activation=None, name="encoder")
+
+    def _decoded(self, options: LayerOptions, inputs: Any, hidden: jax.Array | None, trains: bool) -> Predictions:
+        config, width, bins = self.config, self.config.d_model, 4 * (self.config.max_num_bins + 1)
+        layers = config.decoder_layers if trains else config.eval_idx % config.decoder_layers + 1
+        corners = [
+            Head((width, width, bins), 0.0, name=f"bbox_embed_{index}") for index in range(config.decoder_layers)
+        ]
+        first = box_head(width, "pre_bbox_head")
+        return FineDecoder(config, options, name="decoder")(*inputs, corners, first, hidden, layers)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.convolution import Conv
+from examples.library.convolution import square
 from examples.resnet.model import PLAIN, ResNet
 from jax_dcn.linen import MultiScaleDeformableAttention
 
@@ -31,10 +31,8 @@ class ConvGroupNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        size = (self.size, self.size)
-        options = {"dtype": self.dtype}
-        x = Conv(self.features, size, strides=self.stride, padding=self.size // 2, name="conv", **options)(x)
-        return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, name="norm", **options)(x)
+        x = square(self.features, self.size, self.stride, dtype=self.dtype, name="conv")(x)
+        return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, dtype=self.dtype, name="norm")(x)
 
 
 class Encoder(nn.Module):

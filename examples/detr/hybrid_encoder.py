@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.library.convolution import Conv
+from examples.library.convolution import square
 
 from .config import RTDetrConfig
 from .layers import ACTIVATIONS, EncoderLayer, LayerOptions, SelfAttention
@@ -31,25 +31,10 @@ class ConvNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         options = self.options
-        conv = Conv(
-            self.features,
-            (self.size, self.size),
-            strides=self.stride,
-            padding=self.size // 2,
-            feature_group_count=self.groups,
-            use_bias=False,
-            dtype=options.dtype,
-            name="conv",
-        )
-        norm = nn.BatchNorm(
-            not options.train,
-            momentum=0.9,
-            epsilon=self.epsilon,
-            use_fast_variance=False,
-            dtype=options.dtype,
-            name="norm",
-        )
-        x = norm(conv(x))
+        form = {"feature_group_count": self.groups, "use_bias": False, "dtype": options.dtype}
+        x = square(self.features, self.size, self.stride, **form, name="conv")(x)
+        statistics = {"momentum": 0.9, "epsilon": self.epsilon, "use_fast_variance": False}
+        x = nn.BatchNorm(not options.train, **statistics, dtype=options.dtype, name="norm")(x)
         return ACTIVATIONS[self.activation](x) if self.activation else x
 
 
@@ -128,14 +113,8 @@ class HybridEncoder(nn.Module):
     @nn.compact
     def __call__(self, maps: Sequence[jax.Array]) -> list[jax.Array]:
         config, options = self.config, self.options
-        lateral = partial(
-            ConvNorm,
-            config.encoder_hidden_dim,
-            1,
-            options,
-            activation=self.lateral_activation,
-            epsilon=config.batch_norm_eps,
-        )
+        width, form = config.encoder_hidden_dim, {"activation": self.lateral_activation}
+        lateral = partial(ConvNorm, width, 1, options, epsilon=config.batch_norm_eps, **form)
         maps = list(maps)
         if config.encoder_layers:
             for index, level in enumerate(config.encode_proj_layers):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,7 @@ from flax.typing import Dtype
 from examples.resnet.model import PLAIN, ResNet
 
 from .config import RTDetrConfig
-from .decoder import Decoder, Detections, Outputs, split
+from .decoder import Decoder, Detections, Outputs, Predictions, split
 from .denoising import Denoising
 from .hybrid_encoder import ConvNorm, CSPRepLayer, HybridEncoder
 from .layers import Head, LayerOptions, box_head, class_head
@@ -34,55 +34,48 @@ class RTDetr(nn.Module):
     config: RTDetrConfig
     dtype: Dtype | None = None
 
+    keeps_equal: ClassVar = False  # as of `pyramid`
+
     @nn.compact
     def __call__(self, images: jax.Array, *, denoising: Denoising | None = None, train: bool = False) -> Outputs:
         config = self.config
         options = LayerOptions.of(config, train, self.dtype, config.layer_norm_eps)
-        frozen = config.freeze_backbone_batch_norms
-        backbone = ResNet(config.backbone, PLAIN, frozen=frozen, dtype=self.dtype, name="backbone")
-        maps = project(config, options, backbone(check_images(images), use_running_average=not train))
-        conv = partial(
-            ConvNorm,
-            config.encoder_hidden_dim,
-            options=options,
-            activation=config.activation_function,
-            epsilon=config.batch_norm_eps,
-        )
-        block = partial(CSPRepLayer, config, options, config.encoder_hidden_dim)
-        halve = partial(conv, size=3, stride=2)
-        maps = HybridEncoder(config, options, block, halve, config.activation_function, name="encoder")(maps)
-        memory = pyramid(config, options, maps)
+        if any(side % COARSEST_STRIDE for side in images.shape[1:3]):
+            raise ValueError(f"images must have sides divisible by {COARSEST_STRIDE}, got shape {images.shape}")
+        maps = list(self._backbone()(images, use_running_average=not train))
+        for index, x in enumerate(maps):
+            maps[index] = ConvNorm(config.encoder_hidden_dim, 1, options, name=f"encoder_input_proj_{index}")(x)
+        memory = pyramid(config, options, self._encoder(options)(maps), self.keeps_equal)
         proposed, queries, reference = choose_queries(config, memory)
         queries, reference, hidden = add_denoising(config, queries, reference, denoising)
-        indices = range(config.decoder_layers)
-        attention = {"method": METHODS[config.decoder_method], "offset_scale": config.decoder_offset_scale}
-        settings = config, config.decoder_activation_function, options
-        found = Decoder(*settings, refine=True, looks_forward_twice=True, attention_options=attention, name="decoder")(
-            queries.astype(memory.features.dtype),
-            reference,
-            Head((2 * config.d_model, config.d_model), name="query_pos_head"),
-            memory._replace(ratios=memory.ratios[:, :1]),
-            [class_head(config.num_labels, f"class_embed_{index}") for index in indices],
-            [box_head(config.d_model, f"bbox_embed_{index}") for index in indices],
-            hidden,
-        )
+        position = Head((2 * config.d_model, config.d_model), name="query_pos_head")
+        classes = [class_head(config.num_labels, f"class_embed_{index}") for index in range(config.decoder_layers)]
+        inputs = queries.astype(memory.features.dtype), reference, position, memory, classes
+        trains = train or denoising is not None or self.is_initializing()
+        found = self._decoded(options, inputs, hidden, trains)
         denoised, found = split(found, 0 if denoising is None else denoising.classes.shape[1])
         return Outputs(found, proposed, denoised)
 
+    def _backbone(self) -> nn.Module:
+        frozen = self.config.freeze_backbone_batch_norms
+        return ResNet(self.config.backbone, PLAIN, frozen=frozen, dtype=self.dtype, name="backbone")
 
-def check_images(images: jax.Array) -> jax.Array:
-    """The images; raises if their sides are not divisible by the coarsest stride."""
-    if any(side % COARSEST_STRIDE for side in images.shape[1:3]):
-        raise ValueError(f"images must have sides divisible by {COARSEST_STRIDE}, got shape {images.shape}")
-    return images
+    def _encoder(self, options: LayerOptions) -> nn.Module:
+        config, activation = self.config, self.config.activation_function
+        halve = partial(ConvNorm, config.encoder_hidden_dim, 3, options, 2, activation, config.batch_norm_eps)
+        block = partial(CSPRepLayer, config, options, config.encoder_hidden_dim)
+        return HybridEncoder(config, options, block, halve, activation, name="encoder")
 
-
-def project(config: RTDetrConfig, options: LayerOptions, maps: Sequence[jax.Array]) -> list[jax.Array]:
-    """The maps of a backbone with the encoder's number of channels; makes layers of the calling module."""
-    return [
-        ConvNorm(config.encoder_hidden_dim, 1, options, name=f"encoder_input_proj_{index}")(x)
-        for index, x in enumerate(maps)
-    ]
+    def _decoded(self, options: LayerOptions, inputs: Any, hidden: jax.Array | None, trains: bool) -> Predictions:
+        """What the decoder predicts. inputs: its first arguments; trains: whether all layers are needed."""
+        config = self.config
+        heads = [box_head(config.d_model, f"bbox_embed_{index}") for index in range(config.decoder_layers)]
+        *inputs, memory, classes = inputs
+        memory = memory._replace(ratios=memory.ratios[:, :1])
+        attention = {"method": METHODS[config.decoder_method], "offset_scale": config.decoder_offset_scale}
+        form = {"refine": True, "looks_forward_twice": True, "attention_options": attention}
+        decoder = Decoder(config, config.decoder_activation_function, options, **form, name="decoder")
+        return decoder(*inputs, memory, classes, heads, hidden)
 
 
 def pyramid(

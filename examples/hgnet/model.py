@@ -1,13 +1,15 @@
 """PP-HGNetV2 of PaddleClas: a network of blocks that concatenate the results of all their layers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.convolution import Conv
+from examples.library.convolution import square
 from examples.library.pooling import max_pool
 from examples.resnet.model import FrozenBatchNorm
 
@@ -36,12 +38,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Options:
-    """What all layers share: whether they have an affine block, whether batch normalisations are constants, whether
-    these use running statistics, and the dtype of convolutions."""
+    """What all layers share: whether they have an affine block, how batch normalisations are made, and the dtype of
+    convolutions."""
 
     affine: bool
-    frozen: bool
-    use_running_average: bool
+    norm: Callable[..., nn.Module]
     dtype: Dtype | None
 
 
@@ -58,27 +59,9 @@ class ConvLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         options = self.options
-        x = Conv(
-            self.features,
-            (self.size, self.size),
-            strides=self.stride,
-            padding=(self.size - 1) // 2,
-            feature_group_count=self.groups,
-            use_bias=False,
-            dtype=options.dtype,
-            name="convolution",
-        )(x)
-        if options.frozen:
-            x = FrozenBatchNorm(name="normalization")(x)
-        else:
-            norm = nn.BatchNorm(
-                options.use_running_average,
-                momentum=0.9,
-                use_fast_variance=False,
-                dtype=options.dtype,
-                name="normalization",
-            )
-            x = norm(x)
+        form = {"feature_group_count": self.groups, "use_bias": False, "dtype": options.dtype}
+        x = square(self.features, self.size, self.stride, **form, name="convolution")(x)
+        x = options.norm(name="normalization")(x)
         if not self.is_active:
             return x
         return Affine(name="lab")(nn.relu(x)) if options.affine else nn.relu(x)
@@ -197,7 +180,9 @@ class HGNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, use_running_average: bool = True) -> list[jax.Array]:
-        options = Options(self.layout.use_learnable_affine_block, self.frozen, use_running_average, self.dtype)
+        norm = partial(nn.BatchNorm, use_running_average, momentum=0.9, use_fast_variance=False, dtype=self.dtype)
+        norm = FrozenBatchNorm if self.frozen else norm
+        options = Options(self.layout.use_learnable_affine_block, norm, self.dtype)
         x = Stem(self.layout, options, name="embedder")(jnp.asarray(images))
         return Stages(self.layout, options, name="encoder")(x)
 

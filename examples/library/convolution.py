@@ -39,3 +39,8 @@ class Conv(nn.Conv):
     """`flax.linen.Conv` of images, with the same parameters."""
 
     conv_general_dilated_cls: Any = lambda: convolve
+
+
+def square(features: int, size: int, stride: int = 1, **options: Any) -> Conv:
+    """A convolution with a square kernel; with an odd one and a stride of 1, an image keeps its size."""
+    return Conv(features, (size, size), strides=stride, padding=(size - 1) // 2, **options)

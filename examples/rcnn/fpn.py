@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 from flax.typing import Dtype
 
-from examples.library.convolution import Conv
+from examples.library.convolution import square
 
 
 class ConvModule(nn.Module):
@@ -17,7 +17,7 @@ class ConvModule(nn.Module):
     dtype: Dtype | None = None
 
     def setup(self):
-        self.conv = Conv(self.features, (self.size, self.size), padding=self.size // 2, dtype=self.dtype)
+        self.conv = square(self.features, self.size, dtype=self.dtype)
 
     def __call__(self, x):
         return self.conv(x)
