@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from examples.library.boxes import centre_to_corners, corners_to_centre
 
+from .config import RTDetrConfig
 from .decoder import inverse_sigmoid
 from .matching import Targets
 
@@ -63,18 +64,8 @@ def draw(key: jax.Array, queries: int, targets: Targets, classes: int) -> Draws:
     )
 
 
-def make_denoising(
-    draws: Draws,
-    targets: Targets,
-    *,
-    classes: int,
-    num_queries: int,
-    num_denoising: int,
-    label_noise_ratio: float = 0.5,
-    box_noise_scale: float = 1.0,
-    flips_negative_sizes: bool = False,
-) -> Denoising:
-    """Denoising queries for the targets of a batch.
+def make_denoising(draws: Draws, targets: Targets, config: RTDetrConfig) -> Denoising:
+    """Denoising queries for the targets of a batch, by these settings of a model:
 
     num_denoising: about how many positive ones an image gets. label_noise_ratio: twice the share of classes that are
     replaced. box_noise_scale: how far the corners of positive queries move at most, in half sides of the box; those of
@@ -84,25 +75,25 @@ def make_denoising(
     counts = targets.valid.sum(1, dtype=jnp.int32)
     most = counts.max(initial=0)
     width = jnp.maximum(most, 1)
-    groups = jnp.maximum(num_denoising // width, 1)
+    groups = jnp.maximum(config.num_denoising // width, 1)
     number = jnp.arange(draws.part.shape[1])
     target, group, is_negative = number % width, number // (2 * width), number // width % 2 == 1
     present = number < 2 * most * groups
     is_object = present & (target < counts[:, None])
     own = targets.of(jnp.where(is_object, target, -1))
 
-    has_new_label = is_object & (draws.label_uniform < label_noise_ratio / 2)
-    labels = jnp.where(is_object, own.labels, classes)
+    has_new_label = is_object & (draws.label_uniform < config.label_noise_ratio / 2)
+    labels = jnp.where(is_object, own.labels, config.num_labels)
     labels = jnp.where(has_new_label, draws.new_label, labels)
 
     boxes = jnp.where(is_object[..., None], own.boxes, 0)
-    half = jnp.tile(boxes[..., 2:], 2) / 2 * box_noise_scale
+    half = jnp.tile(boxes[..., 2:], 2) / 2 * config.box_noise_scale
     shift = (draws.part + is_negative[:, None]) * jnp.where(draws.sign, half, -half)
     noisy = corners_to_centre(jnp.clip(centre_to_corners(boxes) + shift, 0, 1))
-    noisy = jnp.abs(noisy) if flips_negative_sizes else noisy
+    noisy = jnp.abs(noisy) if config.flips_negative_sizes else noisy
 
     other_group = group[:, None] != group
-    hidden = jnp.pad(other_group | ~present, (0, num_queries))
+    hidden = jnp.pad(other_group | ~present, (0, config.num_queries))
     hidden = hidden.at[len(number) :, : len(number)].set(True)
     found = jnp.where(is_object & ~is_negative, target, -1)
     return Denoising(labels, inverse_sigmoid(jnp.clip(noisy, 0, 1)), hidden, found, present, groups)

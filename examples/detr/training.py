@@ -65,16 +65,7 @@ class Loss:
         denoising, keywords = None, {}
         if getattr(config, "num_denoising", 0):
             draws = draw(noise_key, count(config.num_denoising, batch.targets), batch.targets, config.num_labels)
-            denoising = make_denoising(
-                draws,
-                batch.targets,
-                classes=config.num_labels,
-                num_queries=config.num_queries,
-                num_denoising=config.num_denoising,
-                label_noise_ratio=config.label_noise_ratio,
-                box_noise_scale=config.box_noise_scale,
-                flips_negative_sizes=config.flips_negative_sizes,
-            )
+            denoising = make_denoising(draws, batch.targets, config)
             keywords = {"denoising": denoising}
         outputs, updated = self.detector.model.apply(
             variables,

@@ -15,6 +15,7 @@ from . import classes
 from .coco import Dataset, read
 from .command_line import Parser, number
 from .files import listed
+from .loading import Loading
 from .precision import indexed
 from .recipe import CHANGEABLE_IF_ASKED, Recipe
 
@@ -67,17 +68,9 @@ def chosen_recipe(options: argparse.Namespace, default: Recipe) -> Recipe:
 
 
 def for_loading(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """The fields of `Loading` that the options of a `TrainingParser` and a recipe decide."""
-    return {
-        "batch_size": recipe.batch_size,
-        "objects": options.objects,
-        "background": options.background,
-        "mirrors": not options.no_mirror,
-        "workers": options.workers,
-        "processes": options.processes,
-        "skips_damaged": options.skip_damaged,
-        "seed": recipe.seed,
-    }
+    """The fields of `Loading`, which the options of a `TrainingParser` and a recipe decide."""
+    found = vars(options) | vars(recipe)
+    return {field.name: found[field.name] for field in fields(Loading)}
 
 
 def check_run(parser: Parser, options: argparse.Namespace) -> None:
@@ -130,9 +123,11 @@ class TrainingParser(Parser):
         train("--objects", type=COUNT, help="how many objects of an image are trained on at most; by default all")
         background_help = "train on images without annotations, too, against false detections"
         train("--background", action="store_true", help=background_help)
-        train("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
+        mirror_help = "mirror no image, for objects that have a left and a right side"
+        train("--no-mirror", dest="mirrors", action="store_false", help=mirror_help)
         train("--processes", action="store_true", help="load training images by processes, where threads are too slow")
-        train("--skip-damaged", action="store_true", help="name images that are damaged, and train on the others")
+        damaged_help = "name images that are damaged, and train on the others"
+        train("--skip-damaged", dest="skips_damaged", action="store_true", help=damaged_help)
         add_run(train, out)
         add_recipe(train, recipes, ["batch_size"])
 
@@ -211,7 +206,7 @@ def _print_what_is_left_out(dataset, options):
         print(f"Classes of their own, although their names mean the same: {listed(alike)}")
     sides, words = {"left", "right"}, re.compile("[A-Z]?[a-z]+|[A-Z]+")
     sided = [name for name in dataset.names if sides & {*map(str.lower, words.findall(name))}]
-    if sided and not options.no_mirror:
+    if sided and options.mirrors:
         print(f"Mirrored objects keep these classes, which name a side (--no-mirror mirrors none): {listed(sided)}")
     most = options.objects or max(counts)
     beyond = [count - most for count in counts if count > most]

@@ -53,7 +53,7 @@ def run(program: str, options: argparse.Namespace, task: Task, dataset: Dataset,
         settings = {
             "objects": options.objects,
             "background": options.background,
-            "mirrors": not options.no_mirror,
+            "mirrors": options.mirrors,
             "dtype": options.dtype,
             "SHA-256 of the checkpoint": options.checkpoint and digest(options.checkpoint),
             "SHA-256 of the annotations": dataset.digest,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.files import rewording
@@ -42,11 +41,6 @@ def _read(options, read, path, **others):
         raise ValueError(f"--set must name each setting once, got {' '.join(options.set)}")
     with rewording({"weights_only=False": "--trust", " (strict=False leaves them out)": ""}):
         return read(path, not options.trust, settings=settings, **others)
-
-
-def dtype_of(options: argparse.Namespace) -> Dtype | None:
-    """The `dtype` of `RCNN` that a command line asks for."""
-    return None if options.dtype == "float32" else jnp.dtype(options.dtype)
 
 
 def _setting(text):

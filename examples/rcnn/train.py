@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from examples.library import loading, trainer
 from examples.library.classes import described
@@ -42,7 +43,7 @@ from .config import REGIONS, Config
 from .detector import RCNN, detect
 from .images import padded_sides
 from .losses import Batch, losses
-from .options import CHECKPOINT_HELP, add_settings, dtype_of, read_backbone, read_checkpoint
+from .options import CHECKPOINT_HELP, add_settings, read_backbone, read_checkpoint
 from .weights import adapt, initialise, save
 
 PROGRAM = "python -m examples.rcnn.train"
@@ -164,7 +165,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, RCNN, dict[str, Any]]:
     """The data to train on and to validate with, and the model that a run starts from, with the classes of the data."""
     key = jax.random.key(options.seed or 0)
-    loaded = read_checkpoint(options, dtype_of(options)) if options.checkpoint else None
+    loaded = read_checkpoint(options, jnp.dtype(options.dtype)) if options.checkpoint else None
     masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
     dataset, validation = read_data(options, masks)
     if not (masks or options.boxes_only) and any(one["has_mask"] for one in dataset.annotations.anns.values()):
@@ -185,7 +186,7 @@ def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, R
         config = Config(tuple(dataset.names), len(dataset.names))
         if options.plain:
             config = replace(config, stage_with_dcn=PLAIN)
-        model = RCNN(config, dtype_of(options))
+        model = RCNN(config, jnp.dtype(options.dtype))
         if options.backbone:
             model, variables = read_backbone(options, model, key)
         else:

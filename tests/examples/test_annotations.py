@@ -455,7 +455,7 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
     made["categories"] += [{"id": number, "name": name} for number, name in enumerate(names, 4)]
     for name in "cd":
         Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
-    options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False, no_mirror=False)
+    options = argparse.Namespace(background=False, objects=None, validation=None, evaluate_only=False, mirrors=True)
     options.annotations, options.images = written(folder, made)
     other = folder / "other"
     other.mkdir()
@@ -476,7 +476,7 @@ def test_what_a_command_says_before_it_trains(folder, capsys):
         "4 of the 4 validation images are trained on, too.",
         "1 objects have a side below a pixel in images of 10 pixels, and are not trained on there.",
     ]
-    options.no_mirror = True
+    options.mirrors = False
     read_data(options)
     assert "Mirrored" not in capsys.readouterr().out
 
@@ -550,7 +550,7 @@ def data_sets(tmp_path):
 def options_of(path, *validation):
     """Of a training on all images."""
     options = argparse.Namespace(annotations=path, images=None, validation=validation, evaluate_only=False)
-    options.background, options.objects, options.no_mirror = True, None, False
+    options.background, options.objects, options.mirrors = True, None, True
     return options
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from examples.detr.config import RTDetrConfig
 from examples.detr.denoising import Draws, make_denoising
 from examples.detr.matching import Targets
 
@@ -19,8 +20,7 @@ CASES = (
     "rt_detr_v2/empty_image",
     "d_fine_simple/train",
 )
-SETTINGS = ("num_queries", "num_denoising", "label_noise_ratio", "box_noise_scale", "classes")
-make_denoising_compiled = jax.jit(make_denoising, static_argnames=SETTINGS)
+make_denoising_compiled = jax.jit(make_denoising, static_argnames="config")
 
 
 class Golden(NamedTuple):
@@ -66,17 +66,13 @@ def targets(arrays, padding=0, dtype="float64") -> Targets:
     return Targets(jnp.asarray(boxes), jnp.asarray(labels))
 
 
-def denoising(arrays, of: Targets, **settings):
+def denoising(arrays, of: Targets, settings: dict[str, Any], classes: int):
     """The denoising queries of the stored draws; there are more of ours, which are hidden."""
     stored = {name: arrays[f"noise/{name}"] for name in Draws._fields}
     count = 2 * max(settings["num_denoising"], of.labels.shape[1])
     missing = count - stored["part"].shape[1]
     padded = {name: np.pad(array, [(0, 0), (0, missing), (0, 0)][: array.ndim]) for name, array in stored.items()}
     padded |= {"sign": padded["sign"] > 0, "part": padded["part"].astype(of.boxes.dtype)}
-    return make_denoising_compiled(Draws(**padded), of, **settings)
-
-
-def noise_settings(golden: Golden) -> dict[str, Any]:
-    """The arguments of `make_denoising` for a model."""
     names = ("num_denoising", "label_noise_ratio", "box_noise_scale", "num_queries")
-    return {name: golden.config[name] for name in names} | {"classes": golden.arrays["logits"].shape[-1]}
+    config = RTDetrConfig(num_labels=classes, **{name: settings[name] for name in names})
+    return make_denoising_compiled(Draws(**padded), of, config=config)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from examples.detr.config import RTDetrConfig
 from examples.detr.criterion import DFineLosses, RTDetrLosses
 from examples.detr.decoder import Detections, Outputs, Predictions
 from examples.detr.denoising import count, draw, make_denoising
@@ -42,7 +43,9 @@ def targets_of(case):
 @partial(jax.jit, static_argnums=0, static_argnames="num_denoising")
 def drawn(queries, targets, num_denoising):
     draws = draw(jax.random.key(0), queries, targets, CLASSES)
-    return make_denoising(draws, targets, classes=CLASSES, num_queries=QUERIES, num_denoising=num_denoising)
+    return make_denoising(
+        draws, targets, RTDetrConfig(num_labels=CLASSES, num_queries=QUERIES, num_denoising=num_denoising)
+    )
 
 
 def test_denoising_distributions_have_losses(x64):
@@ -129,9 +132,7 @@ def test_denoising_queries(case, x64):
     arrays, meta = detr_training.read_function("denoising")
     about = meta["cases"][case]
     of_case = {key.removeprefix(f"{case}/"): array for key, array in arrays.items() if key.startswith(f"{case}/")}
-    settings = {name: about[name] for name in ("num_queries", "num_denoising", "label_noise_ratio", "box_noise_scale")}
-    targets = detr_training.targets(of_case, 1)
-    found = detr_training.denoising(of_case, targets, classes=about["num_classes"], **settings)
+    found = detr_training.denoising(of_case, detr_training.targets(of_case, 1), about, about["num_classes"])
     number, queries = about["dn_num_split"]
     assert_array_equal(found.classes[:, :number], of_case["class"])
     close(found.boxes[:, :number], of_case["box_unact"])

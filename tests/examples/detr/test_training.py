@@ -61,7 +61,7 @@ def run(case, dtype, computed=None):
     golden, denoising = detr_training.read(case), None
     targets = detr_training.targets(golden.arrays, 3 + (name == "empty_image"), dtype)
     if folder.startswith("rt_detr"):
-        denoising = detr_training.denoising(golden.arrays, targets, **detr_training.noise_settings(golden))
+        denoising = detr_training.denoising(golden.arrays, targets, golden.config, golden.arrays["logits"].shape[-1])
     variables = variables_of(case, golden.config, dtype)
     mask = jnp.asarray(golden.arrays["pixel_mask"]) if folder.startswith("deformable_detr") else None
     images = detr_training.images(golden).astype(dtype)
