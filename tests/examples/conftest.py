@@ -18,6 +18,18 @@ def nothing_is_said_of_kept_programs(monkeypatch):
     monkeypatch.setattr(command_line, "_keep_programs", lambda: None)
 
 
+@pytest.fixture
+def refusal(capsys):
+    """Runs a command that must end with an error of its command line, and returns what it says."""
+
+    def run(main, *arguments):
+        with pytest.raises(SystemExit):
+            main([str(one) for one in arguments])
+        return capsys.readouterr().err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory):
     """Scenes of digits with annotations in the format of COCO: three to train on, two to validate with."""

@@ -264,7 +264,7 @@ def test_padding_changes_no_match():
     assert_allclose(padded.scores[:20], found.scores, atol=1e-6)
 
 
-def test_names_in_files(small, tmp_path):
+def test_names_in_files(small, tmp_path, refusal):
     model, variables = small
     save(tmp_path / "model.npz", variables)
     again, loaded = load(tmp_path / "model.npz")
@@ -272,6 +272,8 @@ def test_names_in_files(small, tmp_path):
     jax.tree.map(assert_array_equal, loaded, variables)
     names = {name for name in interop.load(tmp_path / "model.npz") if ".running_" not in name}
     assert sorted(names) == golden(GOLDEN[0])[1]["parameters"]
+    options = "--warp", "a.png", "--matcher", "lightglue", "--weights", tmp_path / "model.npz"
+    assert "--matcher must be nearest for descriptors with 8 features" in refusal(main, *options)
     save(tmp_path / "other.npz", {"params": {"conv1": variables["params"]["conv1"]}})
     with pytest.raises(ValueError, match=r"other.npz must have weights .* published ones, but lacks 'desc_head.agg_we"):
         load(tmp_path / "other.npz")
@@ -321,41 +323,6 @@ def test_commands(folder, tmp_path, capsys):
     assert "In 2 views, " in capsys.readouterr().out
     main([*photos, *options[:-1], "1", "--out", str(tmp_path / "nothing.png")])
     assert "0 matches are in" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "run, command, message",
-    [
-        (main, "", "two photographs, one folder, or --warp"),
-        (main, "FOLDER/photos/a.png", "must be a folder, got"),
-        (main, "FOLDER/photos FOLDER/photos --out FOLDER/photos", "--out must be none of the photographs"),
-        (main, "FOLDER/photos --threshold 20", "--threshold must be between 0 and 1, got 20"),
-        (main, "FOLDER/photos --model aliked-t16 --weights FOLDER/small.npz", "not allowed with argument --model"),
-        (main, "FOLDER/photos/a.png FOLDER/photos/b.png --out matches", "--out must end in .png"),
-        (main, "FOLDER/photos --views 3", "--views must be given with --warp"),
-        (main, "FOLDER/photos --matcher nearest", "--matcher must not be given with a folder"),
-        (main, "--warp FOLDER/photos/a.png --out matches.png", "--out must not be given with --warp"),
-        (main, "--warp FOLDER/photos/a.png --views 0", "--count and --views must be positive, got 1024 and 0"),
-        (
-            main,
-            "--warp FOLDER/photos/a.png --weights FOLDER/small.npz --matcher lightglue",
-            "--matcher must be nearest",
-        ),
-        (main, "--warp FOLDER/photos/a.png --weights FOLDER/none.npz", "none.npz"),
-        (train, "FOLDER/small.npz", "must be one, got"),
-        (train, "FOLDER/photos --batch-size 0", "argument --batch-size: must be positive, got 0"),
-        (train, "FOLDER/photos --resume --overwrite", "only one of --resume and --overwrite"),
-        (
-            train,
-            "FOLDER/photos --out FOLDER --overwrite --weights FOLDER/model.npz",
-            "--weights must be none of what --overwrite deletes",
-        ),
-    ],
-)
-def test_what_is_refused(run, command, message, folder, capsys):
-    with pytest.raises(SystemExit):
-        run(command.replace("FOLDER", str(folder)).split())
-    assert message in capsys.readouterr().err
 
 
 def test_losses():

@@ -18,10 +18,9 @@ from examples.detr.train import check_counts, print_small_objects
 from examples.library import precision
 from examples.library.annotations import FIELDS, REQUIRED, read_names, run_lengths
 from examples.library.coco import read
-from examples.library.options import TrainingParser, read_data
+from examples.library.options import read_data
 from examples.library.photographs import ImageError
 from examples.library.plots import draw_mistakes
-from examples.library.recipe import Recipe
 from examples.rcnn import coco as rcnn
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -590,13 +589,6 @@ def test_a_group_with_the_name_of_its_class(folder):
     names = {"name": "cat", "supercategory": "cat"}
     made["categories"] = [names | {"id": 0, "supercategory": "none"}, names | {"id": 3}]
     assert read(*written(folder, made)).names == ["cat"]
-
-
-def test_validation_of_too_many_paths(capsys):
-    parser = TrainingParser("program", "", "", {"": Recipe()}, "out")
-    with pytest.raises(SystemExit):
-        parser.parse_args(["data.yaml", "--no-cache", "--validation", "a", "b", "c"])
-    assert "--validation takes ANNOTATIONS and IMAGES, got a b c" in capsys.readouterr().err
 
 
 def test_parts_of_data_sets(data_sets):

@@ -1,4 +1,4 @@
-"""The help of commands, their warnings, and compiled programs that they keep for later starts."""
+"""The help of commands, what they refuse, their warnings, and compiled programs that they keep for later starts."""
 
 import logging
 import os
@@ -8,11 +8,17 @@ import sys
 from dataclasses import fields
 
 import pytest
+from PIL import Image
 
+from examples import unwarp
+from examples.aliked import __main__ as aliked_matches
 from examples.aliked import train as aliked
 from examples.detr import train as detr
 from examples.library.command_line import Parser
+from examples.rcnn import __main__ as rcnn_draws
+from examples.rcnn import digits
 from examples.rcnn import train as rcnn
+from tests.helpers import detr_training
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -92,3 +98,80 @@ def test_warnings_are_printed_as_their_text(capsys):
     finally:
         logging.root.removeHandler(handler)
     assert capsys.readouterr().out == "a.json has a field\n"
+
+
+SETS, CONFIG = "SET/train.json SET/train", f"--config {detr_training.FOLDER}/rt_detr_v2/config.json"
+REFUSED = {
+    rcnn: {
+        "--steps -3": "argument --steps: must be positive, got -3",
+        "--patience 0": "argument --patience: must be positive, got 0",
+        "--devices 99": "--devices must be at most the",
+        "--distributed a:1 2": "--distributed takes HOST:PORT, the number of processes and the number",
+        "--distributed a:1 2 b": "--distributed a:1 2 b: invalid literal for int",
+        "--learning-rate nan": "argument --learning-rate: must be between 0 and inf, got nan",
+        "--steps 3 --warmup 5": "--warmup must be at most --steps, got 5 and 3",
+        "--size 100 64": "--size must be multiples of 32, got [100, 64]",
+        "--resume --overwrite": "only one of --resume and --overwrite must be given",
+        "--best AP": "--best, --patience and --evaluate-every need --validation",
+        "--validation a b c": "--validation takes ANNOTATIONS and IMAGES, got a b c",
+        "--out a.pkl": "--out must be a folder, got the file a.pkl",
+        "--evaluate-only": "--evaluate-only needs --checkpoint and --validation",
+        "--evaluate-only --checkpoint a --validation b --resume --no-mirror --clip-norm 1": (
+            "--evaluate-only does not use --clip-norm, --no-mirror, --resume"
+        ),
+        "--checkpoint a --backbone b": "only one of --checkpoint and --backbone must",
+        "--set style=caffe": "--config must be given with --checkpoint, and --set with --checkpoint or",
+        "--backbone a.pkl --set bgr=true": "if you trust it, pass --trust",
+        "--checkpoint a.npz --set style": "--set must be NAME=VALUE, got 'style'",
+        "--checkpoint a.npz --set bgr=1 --set bgr=0": "--set must name each setting once",
+        "--checkpoint a.npz": "No such file or directory: 'a.npz'",
+    },
+    rcnn_draws: {
+        "a.npz a.png --threshold 2": "--threshold must be between 0 and 1, got 2.0",
+        "a.npz a.png --scale 0 5": "--scale must be positive, got [0, 5]",
+        "a.npz a.png --config a.png": "a.png must be a text in UTF-8: ",
+        "a.pkl a.png": "if you trust it, pass --trust",
+    },
+    digits: {"folder": "folder must have no data set yet, but has validation.json"},
+    detr: {
+        f"{CONFIG} --ema 1 --sizes 60": "argument --ema: must be between 0 and 0.999999999, got 1",
+        f"{CONFIG} --sizes 60": "--sizes must be multiples of 32, got [60]",
+        f"{CONFIG} --best box --validation a b": "--best must be one of AP, AP50, AP75",
+        f"{CONFIG} --checkpoint nowhere": "either --checkpoint or --config must be given",
+    },
+    aliked_matches: {
+        "": "two photographs, one folder, or --warp",
+        "a.png": "must be a folder, got",
+        "a.png b.png --out a.png": "--out must be none of the photographs",
+        "folder --threshold 20": "--threshold must be between 0 and 1, got 20",
+        "folder --model aliked-t16 --weights a": "not allowed with argument --model",
+        "a.png b.png --out matches": "--out must end in .png",
+        "folder --views 3": "--views must be given with --warp",
+        "folder --matcher nearest": "--matcher must not be given with a folder",
+        "--warp a.png --out matches.png": "--out must not be given with --warp",
+        "--warp a.png --views 0": "--count and --views must be positive, got 1024 and 0",
+        "--warp a.png --weights none.npz": "none.npz",
+    },
+    aliked: {
+        "a.png": "must be one, got",
+        "folder --batch-size 0": "argument --batch-size: must be positive, got 0",
+        "folder --resume --overwrite": "only one of --resume and --overwrite",
+        "folder --out . --overwrite --weights model.npz": "--weights must be none of what --overwrite deletes",
+    },
+    unwarp: {"a.png --out a.png": "the photograph, --out and --picture must be different files"},
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [(command, options) for command, refused in REFUSED.items() for options in refused],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_what_is_refused(command, options, digits_folder, tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr("examples.rcnn.train.initialise", lambda *_: {"params": {}, "batch_stats": {}})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pkl").write_bytes(b"")
+    (tmp_path / "folder/validation.json").mkdir(parents=True)
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    data = SETS.replace("SET", str(digits_folder)).split() if command in (rcnn, detr) else []
+    assert REFUSED[command][options] in refusal(command.main, *data, *options.split())

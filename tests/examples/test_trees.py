@@ -32,7 +32,7 @@ def package(tmp_path, monkeypatch):
     return folder
 
 
-def test_the_data_set_has_what_the_photographs_have(package, tmp_path, capsys):
+def test_the_data_set_has_what_the_photographs_have(package, tmp_path, capsys, refusal):
     trees.main([str(tmp_path / "set"), "--side", "100"])
     assert capsys.readouterr().out.endswith("test.json has 6 images with 9 trees.\n")
     content = json.loads((tmp_path / "set/train.json").read_text())
@@ -48,21 +48,17 @@ def test_the_data_set_has_what_the_photographs_have(package, tmp_path, capsys):
     whole = np.asarray(Image.open(package / f"{trees.PHOTOGRAPHS['train'][0]}.png"))[..., :3]
     tiles = [np.asarray(Image.open(tmp_path / "set/images" / image["file_name"])) for image in content["images"]]
     np.testing.assert_array_equal(np.concatenate(tiles, 1), whole)
-    with pytest.raises(SystemExit):
-        trees.main([str(tmp_path / "set")])
-    assert "OUT must have no images yet" in capsys.readouterr().err
+    assert "OUT must have no images yet" in refusal(trees.main, tmp_path / "set")
 
 
-def test_what_is_refused(package, tmp_path, capsys):
+def test_what_is_refused(package, tmp_path, refusal):
     name = trees.PHOTOGRAPHS["train"][0]
     for text, message in [
         ("no", "must be XML"),
         ("<a><bndbox><xmin>5</xmin></bndbox></a>", "xmin, ymin, xmax, ymax and an area, got [5.0, nan, nan, nan]"),
     ]:
         (package / f"{name}.xml").write_text(text)
-        with pytest.raises(SystemExit):
-            trees.main([str(tmp_path / "set")])
-        found = capsys.readouterr().err
+        found = refusal(trees.main, tmp_path / "set")
         assert message in found and f"{name}.xml does not fit" in found
 
 

@@ -71,13 +71,7 @@ def test_the_command_unwarps_a_page(kind, tmp_path, capsys):
     assert pixels(picture).shape[1] > 1000
 
 
-def test_the_photograph_is_not_overwritten(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        unwarp.main([str(tmp_path / "photo.png"), "--out", str(tmp_path / "photo.png")])
-    assert "the photograph, --out and --picture must be different files" in capsys.readouterr().err
-
-
-def test_what_is_no_network(tmp_path, capsys):
+def test_what_is_no_network(tmp_path, refusal):
     Image.fromarray(page()).save(tmp_path / "photo.png")
     (tmp_path / "text.onnx").write_text("text")
     for path, message in [
@@ -85,12 +79,10 @@ def test_what_is_no_network(tmp_path, capsys):
         (tmp_path / "none.onnx", "none.onnx must be UVDoc's network as an ONNX file"),
         (
             network(tmp_path / "three.onnx", np.zeros((4, 5, 3))),
-            "three.onnx must return points [1, 2, rows, columns] first, got the shape (1, 3, 4, 5)",
+            "must return points [1, 2, rows, columns] first, got the",
         ),
     ]:
-        with pytest.raises(SystemExit):
-            unwarp.main([str(tmp_path / "photo.png"), "--network", str(path)])
-        assert message in capsys.readouterr().err
+        assert message in refusal(unwarp.main, tmp_path / "photo.png", "--network", path)
 
 
 @pytest.mark.slow

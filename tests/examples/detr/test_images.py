@@ -91,7 +91,7 @@ def test_boxes_in_a_photo(number, golden, tmp_path):
     assert_allclose(np.reshape(boxes, (-1, 4)), golden[f"{number}/boxes"], atol=1e-3)
 
 
-def test_objects_that_are_not_finite(tmp_path, monkeypatch, capsys):
+def test_objects_that_are_not_finite(tmp_path, monkeypatch, refusal):
     checkpoint = weights.load(processors.CHECKPOINTS / "rt_detr_v2")
     params = jax.tree.map(np.copy, checkpoint.variables["params"])
     params["class_embed_1"]["bias"][:] = np.nan
@@ -99,9 +99,8 @@ def test_objects_that_are_not_finite(tmp_path, monkeypatch, capsys):
     broken = checkpoint._replace(variables=checkpoint.variables | {"params": params}, processor=processor)
     monkeypatch.setattr(command, "load", lambda _: broken)
     processors.image(*processors.PHOTO).save(tmp_path / "photo.png")
-    with pytest.raises(SystemExit):
-        command.main([str(tmp_path), str(tmp_path / "photo.png")])
-    assert "photo.png must have finite scores and boxes, got score nan and box [" in capsys.readouterr().err
+    said = refusal(command.main, tmp_path, tmp_path / "photo.png")
+    assert "photo.png must have finite scores and boxes, got score nan and box [" in said
 
 
 def test_all_settings_of_transformers_are_known(golden):
