@@ -1,6 +1,5 @@
 """What the trainers share: annotations and augmentations."""
 
-import json
 import struct
 import zlib
 from io import BytesIO
@@ -16,6 +15,7 @@ from examples.library.augment import Example
 from examples.library.coco import open_image, read
 from examples.library.objects import draw_box, pictures
 from examples.library.photographs import NAMED, ImageError, opened, turned_size
+from tests.helpers import coco
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -26,19 +26,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def data(folder, **image):
-    """An image with an object; image: other fields of it."""
-    content = {
-        "images": [{"id": 1, "file_name": "a.png", "width": 20, "height": 10} | image],
-        "categories": [{"id": 3, "name": "cat"}],
-        "annotations": [{"id": 7, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}],
-    }
-    (folder / "annotations.json").write_text(json.dumps(content))
-    return read(folder / "annotations.json", folder)
-
-
-def test_images_that_do_not_fit(folder):
-    dataset = data(folder, width=40)
+def test_images_that_do_not_fit(tmp_path):
+    dataset = read(*coco.write(tmp_path, [(20, 10)], [(1, 1, [1, 2, 3, 4])], width=40))
     with pytest.raises(ValueError, match="must have the width and height 40 x 10 of its annotations, got 20 x 10"):
         open_image(dataset, 1)
 

@@ -30,7 +30,7 @@ from examples.rcnn.roi_heads import pool
 from examples.rcnn.train import RECIPE, Loss, parse
 from examples.rcnn.train import main as command
 from jax_dcn import interop
-from tests.helpers import mask_rcnn
+from tests.helpers import coco, mask_rcnn
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -93,13 +93,7 @@ def test_the_scores_that_may_be_best(masks, data, validation, monkeypatch, refus
 @pytest.fixture
 def photos(tmp_path):
     """Images of noise, the first two of which are not upright, and one object."""
-    images = []
-    for number, (width, height) in enumerate([(20, 10), (30, 30), (10, 25), (9, 18)]):
-        Image.effect_noise((width, height), 90).save(tmp_path / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "width": width, "height": height})
-    one = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 1, 5, 5]}
-    (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": [one], "categories": NAMES}))
-    return read(tmp_path / "a.json", tmp_path)
+    return read(*coco.write(tmp_path, [(20, 10), (30, 30), (10, 25), (9, 18)], [(1, 1, [1, 1, 5, 5])]))
 
 
 def test_images_for_evaluation(photos):

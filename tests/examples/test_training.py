@@ -37,37 +37,28 @@ def tree(*paths, leaf="kernel"):
     return found
 
 
-@pytest.mark.parametrize(
-    ("recipe", "groups"),
-    [
-        (
-            RCNN,
-            {
-                "backbone/conv1": "frozen",
-                "backbone/layer1_0/conv1": "frozen",
-                "backbone/layer2_0/conv2": "backbone",
-                "backbone/layer2_0/conv2/conv_offset": "offset",
-                "neck/layer1_0": "default",
-            },
-        ),
-        (
-            DEFORMABLE_DETR,
-            {
-                "backbone/bn1": "frozen",
-                "backbone/layer3_0/conv1": "backbone",
-                "encoder/sampling_offsets": "offset",
-                "reference_points": "offset",
-                "decoder/fc1": "default",
-            },
-        ),
-        (RECIPES["d_fine"], {"backbone/layer1_0/conv1": "backbone", "decoder/sampling_offsets": "offset"}),
-        (ALIKED, {"block1/conv1": "default"}),
-    ],
-    ids=["rcnn", "deformable_detr", "d_fine", "aliked"],
-)
-def test_groups_of_parameters(recipe, groups):
-    for path, group in groups.items():
-        assert {*jax.tree.leaves(labels(recipe, tree(path)))} == {group}, path
+GROUPS = {
+    RCNN: {
+        "frozen": "backbone/conv1 backbone/layer1_0/conv1",
+        "backbone": "backbone/layer2_0/conv2",
+        "offset": "backbone/layer2_0/conv2/conv_offset",
+        "default": "neck/layer1_0",
+    },
+    DEFORMABLE_DETR: {
+        "frozen": "backbone/bn1",
+        "backbone": "backbone/layer3_0/conv1",
+        "offset": "encoder/sampling_offsets reference_points",
+        "default": "decoder/fc1",
+    },
+    RECIPES["d_fine"]: {"backbone": "backbone/layer1_0/conv1", "offset": "decoder/sampling_offsets"},
+    ALIKED: {"default": "block1/conv1"},
+}
+
+
+def test_groups_of_parameters():
+    for recipe, groups in GROUPS.items():
+        for group, paths in groups.items():
+            assert {*jax.tree.leaves(labels(recipe, tree(*paths.split())))} == {group}, paths
 
 
 @pytest.mark.parametrize(

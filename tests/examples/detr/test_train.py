@@ -16,7 +16,7 @@ from examples.detr.images import Normalisation, Preprocessor
 from examples.detr.train import main, parse
 from examples.library import precision
 from examples.library.coco import open_image, read
-from tests.helpers import detr_training, processors
+from tests.helpers import coco, detr_training, processors
 from tests.helpers.slow import slow, slow_unless
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -29,23 +29,17 @@ FEW += ["--devices", "1"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Six images of 64 x 80 pixels, of which the last is upright, each with one or two bright squares."""
-    folder = tmp_path_factory.mktemp("squares")
-    random = np.random.default_rng(0)
-    images, annotations = [], []
-    for image in range(1, 7):
-        height, width = (80, 64) if image == 6 else (64, 80)
-        pixels = random.integers(0, 60, (height, width, 3), dtype=np.uint8)
-        for _ in range(1 + image % 2):
-            x, y, side = (int(random.integers(low, high)) for low, high in ((0, 40), (0, 40), (12, 24)))
-            category = int(random.integers(1, 3))
-            pixels[y : y + side, x : x + side] = (255, 255 * (category - 1), 0)
-            annotation = {"id": len(annotations) + 1, "image_id": image, "category_id": category}
-            annotations.append(annotation | {"bbox": [x, y, side, side]})
-        Image.fromarray(pixels).save(folder / f"{image}.png")
-        images.append({"id": image, "file_name": f"{image}.png", "width": width, "height": height})
-    categories = [{"id": 1, "name": "red"}, {"id": 2, "name": "yellow"}]
-    content = {"images": images, "annotations": annotations, "categories": categories}
-    (folder / "annotations.json").write_text(json.dumps(content))
+    folder, random = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
+    sizes, objects = [(80, 64)] * 5 + [(64, 80)], []
+    for image in [1, 1, 2, 3, 3, 4, 5, 5, 6]:
+        x, y, side = (int(random.integers(low, high)) for low, high in ((0, 40), (0, 40), (12, 24)))
+        objects.append((image, int(random.integers(1, 3)), [x, y, side, side]))
+    coco.write(folder, sizes, objects, ["red", "yellow"])
+    for image, category, (x, y, side, _) in objects:
+        with Image.open(folder / f"{image}.png") as file:
+            picture = file.convert("RGB")
+        picture.paste(("red", "yellow")[category - 1], (x, y, x + side, y + side))
+        picture.save(folder / f"{image}.png")
     return folder
 
 
