@@ -107,13 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.side < 1:
         parser.error(f"--side must be positive, got {options.side}")
-    try:
+    if (options.out / "images").exists():
+        parser.error(f"OUT must have no images yet, but has {options.out / 'images'}")
+    with parser.reporting():
         for part, (images, trees) in write(packaged(PACKAGE, "data"), options.out, options.side).items():
             print(f"{options.out / part}.json has {images} images with {trees} trees.")
-    except FileExistsError as error:
-        parser.error(f"OUT must have no images yet, but has {error.filename}")
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
 
 
 if __name__ == "__main__":

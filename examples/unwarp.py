@@ -95,15 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("the photograph, --out and --picture must be different files")
     for name in ("out", "picture"):
         check_picture(parser, f"--{name}", getattr(options, name))
-    try:
+    with parser.reporting():
         image = opened(options.photograph)
         points = load(options.network or packaged(*NETWORK))(image)
         page = np.asarray(unwarp(np.asarray(image), points))
         with replaced(options.out) as file:
             Image.fromarray(page).save(file)
         draw(options.picture, np.asarray(image), points, page)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
     print(f"The page is in {options.out}, and both are in {options.picture}.")
 
 

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     size, is_folder = tuple(options.size), len(options.images) == 1
     check(parser, options)
-    try:
+    with parser.reporting():
         model, variables = model_of(options)
 
         def find(pixels, mask):
@@ -70,8 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_counts(find, matcher, read(options.warp, size), options.views or VIEWS)
         else:
             draw_matches(find, matcher, options.images, size, options.out or Path(PICTURE))
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
 
 
 def check(parser: Parser, options: argparse.Namespace) -> None:

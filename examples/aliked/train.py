@@ -125,12 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.folder.is_dir():
         parser.error(f"the folder of the photographs must be one, got {options.folder}")
     recipe, results = chosen_recipe(options, RECIPE), Results(save, ".npz")
-    try:
+    with parser.reporting():
         trainer.check_start(options, results, "weights")
         model, variables = model_of(options)
         paths = [path for path, _ in pictures([options.folder], options.out)]
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
     settings = {
         "SHA-256 of the weights": digest(weights_of(options)),
         "dtype": options.dtype,

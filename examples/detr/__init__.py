@@ -11,18 +11,5 @@ from .matching import Targets
 from .rt_detr import RTDetr
 from .weights import adapt, load, save
 
-__all__ = [
-    "DFine",
-    "DFineConfig",
-    "DFineLosses",
-    "DeformableDetr",
-    "DeformableDetrConfig",
-    "DeformableDetrLosses",
-    "RTDetr",
-    "RTDetrConfig",
-    "RTDetrLosses",
-    "Targets",
-    "adapt",
-    "load",
-    "save",
-]
+__all__ = ["DFine", "DFineConfig", "DFineLosses", "DeformableDetr", "DeformableDetrConfig", "DeformableDetrLosses"]
+__all__ += ["RTDetr", "RTDetrConfig", "RTDetrLosses", "Targets", "adapt", "load", "save"]

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     threshold = checked_threshold(parser, options)
 
-    try:
+    with parser.reporting():
         checkpoint = load(options.checkpoint)
         detector = Detector.of(checkpoint)
 
@@ -43,8 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return find_objects(outputs, image.height, image.width, threshold, detector.most_objects)
 
         run(options, detect, checkpoint.labels)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -81,13 +81,8 @@ class DeformableDetrConfig:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The settings in a config.json."""
-        require(
-            config,
-            position_embedding_type="sine",
-            dilation=False,
-            tie_word_embeddings=True,
-            activation_function=tuple(ACTIVATIONS),
-        )
+        require(config, position_embedding_type="sine", dilation=False, tie_word_embeddings=True)
+        require(config, activation_function=tuple(ACTIVATIONS))
         if config.get("two_stage") and not config.get("with_box_refine"):
             raise ValueError("a config with two_stage must also have with_box_refine")
         if not config.get("backbone_config"):
@@ -141,18 +136,10 @@ class RTDetrConfig:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The settings in a config.json."""
-        require(
-            config,
-            normalize_before=False,
-            eval_size=None,
-            anchor_image_size=None,
-            learn_initial_query=False,
-            tie_word_embeddings=True,
-            encoder_activation_function=tuple(ACTIVATIONS),
-            activation_function=tuple(ACTIVATIONS),
-            decoder_activation_function=tuple(ACTIVATIONS),
-            decoder_method=("default", "discrete"),
-        )
+        require(config, normalize_before=False, eval_size=None, anchor_image_size=None, learn_initial_query=False)
+        require(config, tie_word_embeddings=True, decoder_method=("default", "discrete"))
+        for part in ("encoder_", "", "decoder_"):
+            require(config, **{f"{part}activation_function": tuple(ACTIVATIONS)})
         if not config.get("backbone_config"):
             require(config, backbone=None)
         known = _known(cls, config) | {"backbone": cls._backbone(config), "num_labels": len(label_names(config))}
@@ -239,11 +226,8 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
     if count not in (None, len(names)):
         raise ValueError(f"num_labels must be {len(names)}, as many as id2label has, got {count!r}")
     pairs = {(name, str(index)) for index, name in enumerate(names)}
-    if numbers is not None and not (
-        isinstance(numbers, Mapping)
-        and numbers.keys() == set(names)
-        and all((name, str(number)) in pairs for name, number in numbers.items())
-    ):
+    has_names = isinstance(numbers, Mapping) and numbers.keys() == set(names)
+    if numbers is not None and not (has_names and pairs.issuperset((name, str(numbers[name])) for name in numbers)):
         raise ValueError(f"label2id must have the names and the numbers of id2label, got {numbers!r}")
     return names
 
@@ -278,9 +262,8 @@ def _known(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
         kind = default[0] if isinstance(default, tuple) else default
         is_listed = isinstance(default, tuple) or field.name == "decoder_n_points"
         values = value if isinstance(value, tuple) and is_listed else (value,)
-        if (isinstance(default, tuple) and not isinstance(value, tuple)) or not all(
-            _is_like(one, kind) for one in values
-        ):
+        has_form = isinstance(value, tuple) or not isinstance(default, tuple)
+        if not (has_form and all(_is_like(one, kind) for one in values)):
             raise ValueError(f"{field.name} must be like {default!r} in the config, got {config[field.name]!r}")
         known[field.name] = value
     return known

@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if (options.checkpoint is None) == (options.config is None):
         parser.error("either --checkpoint or --config must be given")
     choose_best(parser, options, [*precision.average_precision(NO_IMAGES.annotations, [])])
-    try:
+    with parser.reporting():
         dataset, validation = read_data(options)
         checkpoint = start(options, dataset)
         if options.evaluate_only:
@@ -101,8 +101,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             if validation:
                 image_sizes(processor, validation)  # raises if an image cannot be evaluated
         checkpoint = checkpoint._replace(processor=processor)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
     recipe = RECIPES[checkpoint.model_type]
     if options.config:  # nothing in a random backbone is worth keeping
         recipe = replace(recipe, backbone_rate=1.0, frozen=())

@@ -13,17 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from examples.library import classes
-from examples.library.files import (
-    check_finite,
-    check_unit,
-    listed,
-    naming,
-    read_object,
-    replaced,
-    rewording,
-    without_wrappers,
-)
+from examples.library import classes, files
 from jax_dcn import interop
 
 from . import names
@@ -81,8 +71,8 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
             f"{folder} must be a folder with {path.name}, as a checkpoint of transformers is; `hf download NAME "
             "--local-dir FOLDER` makes it from a name on the hub"
         )
-    config = read_object(path)
-    with naming(path):
+    config = files.read_object(path)
+    with files.naming(path):
         make_model(config)  # raises if the config is not supported, before the weights are read
     architectures, usual = config.get("architectures"), f"{config['model_type'].replace('_', '')}ForObjectDetection"
     if architectures and usual.lower() not in str(architectures).lower():
@@ -90,16 +80,16 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     processor_path, settings = processor_settings(folder)
     if not settings:
         logging.getLogger(__name__).warning("%s has no settings. Assumed are those of the authors.", processor_path)
-    with naming(processor_path):
+    with files.naming(processor_path):
         processor = Preprocessor.from_json(config["model_type"], settings)
     factor, mean, _ = processor.normalisation
-    check_unit(processor_path, "image_mean", mean, 255 * factor)
-    state = without_wrappers(_weights(folder))
-    check_finite(state, folder)
+    files.check_unit(processor_path, "image_mean", mean, 255 * factor)
+    state = files.without_wrappers(_weights(folder))
+    files.check_finite(state, folder)
     config = names.with_constants(config, state)
-    with naming(path):
+    with files.naming(path):
         model = make_model(config, dtype)
-    with naming(folder):
+    with files.naming(folder):
         return Checkpoint(model, fill(model, state, config), config, processor)
 
 
@@ -113,7 +103,7 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     (folder / "config.json").write_text(json.dumps(checkpoint.config | dtypes, indent=2))
     if checkpoint.processor.settings:
         (folder / "preprocessor_config.json").write_text(json.dumps(checkpoint.processor.settings, indent=2))
-    with replaced(folder / "model.safetensors") as file:
+    with files.replaced(folder / "model.safetensors") as file:
         save_file(to_file(checkpoint), file, {"format": "pt"})
 
 
@@ -161,9 +151,8 @@ def fill(
     missing = sorted(names.in_file(name, config) for name in expected - source.keys())
     unexpected = sorted(source[name] for name in source.keys() - expected)
     if missing or unexpected:
-        raise ValueError(
-            f"its weights are not those of its config: missing {listed(missing)}; unexpected {listed(unexpected)}"
-        )
+        differ = f"missing {files.listed(missing)}; unexpected {files.listed(unexpected)}"
+        raise ValueError(f"its weights are not those of its config: {differ}")
     return interop.from_torch({name: state[known] for name, known in source.items()}, like)
 
 
@@ -214,9 +203,9 @@ def criterion(checkpoint: Checkpoint) -> Criterion:
 def processor_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The file with the settings of an image processor, for which transformers 5 has two names, and the settings."""
     nested, path = folder / "processor_config.json", folder / "preprocessor_config.json"
-    found = read_object(nested).get("image_processor") if nested.exists() else None
+    found = files.read_object(nested).get("image_processor") if nested.exists() else None
     if found is None:
-        return path, read_object(path) if path.exists() else {}
+        return path, files.read_object(path) if path.exists() else {}
     if not isinstance(found, dict):
         raise ValueError(f"image_processor in {nested} must be an object of JSON, got {found!r}")
     return nested, found
@@ -228,20 +217,20 @@ def _weights(folder):
         raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
     if path.suffix != ".json":
         return _arrays(path)
-    files = read_object(path).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+    places = files.read_object(path).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ValueError(f"{path} must have a weight_map, which names the file of each array")
-    parts = {file: _arrays(folder / file) for file in sorted(set(files.values()))}
-    missing = [name for name, file in files.items() if name not in parts[file]]
-    unexpected = sorted({name for part in parts.values() for name in part} - files.keys())
+    parts = {file: _arrays(folder / file) for file in sorted(set(places.values()))}
+    missing = [name for name, file in places.items() if name not in parts[file]]
+    unexpected = sorted({name for part in parts.values() for name in part} - places.keys())
     if missing or unexpected:
         raise ValueError(
-            f"the files in the weight_map of {path} do not fit: missing {listed(missing)}; "
-            f"unexpected {listed(unexpected)}"
+            f"the files in the weight_map of {path} do not fit: missing {files.listed(missing)}; "
+            f"unexpected {files.listed(unexpected)}"
         )
-    return {name: parts[file][name] for name, file in files.items()}
+    return {name: parts[file][name] for name, file in places.items()}
 
 
 def _arrays(path):
-    with rewording({"pass weights_only=False": UNTRUSTED}):
+    with files.rewording({"pass weights_only=False": UNTRUSTED}):
         return interop.load(path)

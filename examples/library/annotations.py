@@ -188,7 +188,7 @@ def _without_segmentation(content):
 def _with_arrays(content):
     """An annotation whose polygons are arrays, which take a quarter of the memory of lists."""
     polygons = content.get("segmentation")
-    if isinstance(polygons, list) and all(_is_list_of(_is_coordinate, polygon) for polygon in polygons):
+    if _is_list_of(_is_polygon, polygons):
         with contextlib.suppress(OverflowError):  # of whole numbers beyond those of floats
             content["segmentation"] = [array("d", polygon) for polygon in polygons]
     return content
@@ -272,16 +272,11 @@ def _segmentation(entry, is_crowd, image, unusual):
             raise entry.error("segmentation", RUN_LENGTHS)
         return _with_pixels({"size": size, "counts": value["counts"]}, image, entry, unusual)
     polygons = [] if value is None else value
-    if not isinstance(polygons, list) or not all(
-        isinstance(polygon, array) or _is_list_of(_is_coordinate, polygon) for polygon in polygons
-    ):
+    if not _is_list_of(_is_polygon, polygons):
         raise entry.error("segmentation", f"{POLYGONS}, or {RUN_LENGTHS}")
     farthest = REACH * max(image["width"], image["height"])
-    good = [
-        polygon
-        for polygon in polygons
-        if len(polygon) >= 6 and len(polygon) % 2 == 0 and all(abs(number) <= farthest for number in polygon)
-    ]
+    near = [polygon for polygon in polygons if all(abs(number) <= farthest for number in polygon)]  # none with NaN
+    good = [polygon for polygon in near if len(polygon) >= 6 and len(polygon) % 2 == 0]
     if len(good) < len(polygons):
         unusual["malformed polygons"] += len(polygons) - len(good)
     return _with_pixels(good, image, entry, unusual) if good else None
@@ -308,6 +303,10 @@ def _with_pixels(mask, image, entry, unusual):
 
 def _is_list_of(fits, value):
     return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_polygon(value):
+    return isinstance(value, array) or _is_list_of(_is_coordinate, value)
 
 
 def _is_coordinate(value):

@@ -72,6 +72,14 @@ class Parser(argparse.ArgumentParser):
             _keep_programs()
         return options
 
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Ends the command with a message after an error of its files, of data, or of a package that is missing."""
+        try:
+            yield
+        except (ImportError, OSError, ValueError) as error:
+            self.error(str(error))
+
     def _connect(self, places: Sequence[str]) -> None:
         if len(places) not in (0, 3) or (places and ":" not in places[0]):
             self.error("--distributed takes HOST:PORT, the number of processes and the number of this one, or nothing")

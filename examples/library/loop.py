@@ -89,46 +89,43 @@ def fit(work: Work, recipe: Recipe, folder: Path, options: Options | None = None
         _interruption() as interruption,
     ):
         others = outputs if options.existing == "resume" else [*outputs, folder / "log.jsonl", board]
-        state, count, scores = _first(work, recipe, options, checkpoints, [path for path in others if path.exists()])
-        log = Log(folder / "log.jsonl", count, board if options.tensorboard else None)
-        loop = _Loop(work, recipe, options.patience, checkpoints, interruption, state, count, scores)
-        loop.run(Measurements(log, checkpoints, range(count, recipe.steps), recipe.batch_size))
+        loop = _Loop(work, recipe, options, checkpoints, interruption)
+        loop.begin([path for path in others if path.exists()])
+        log = Log(folder / "log.jsonl", loop.count, board if options.tensorboard else None)
+        loop.run(Measurements(log, checkpoints, range(loop.count, recipe.steps), recipe.batch_size))
     if loop.count < recipe.steps and not loop.is_exhausted():
         raise SystemExit(f"Interrupted after step {loop.count}, which is saved. Continue with --resume.")
     return Run(loop.state, loop.count, loop.scores, log)
 
 
-def _first(work, recipe, options, checkpoints, of_another_run):
-    """The state that a run begins with, the number of its steps, and the scores before it."""
-    if checkpoints.step is not None and options.existing == "resume":
-        if checkpoints.step > recipe.steps:
-            raise StartError(f"--steps must be at least the {checkpoints.step} that are saved, got {recipe.steps}")
-        return checkpoints.restore(work.shapes)
-    if options.existing != "overwrite" and checkpoints.step is not None:
-        raise StartError(f"{checkpoints.folder} has checkpoints of a run: resume it (--resume), or overwrite it")
-    if options.existing != "overwrite" and of_another_run:
-        found = ", ".join(map(str, of_another_run))
-        raise StartError(f"there are results of another run: {found}. Move or overwrite (--overwrite) them")
-    if options.existing == "resume":
-        print(f"{checkpoints.folder} has no checkpoints; the run starts from its first step.")
-    checkpoints.clear()
-    for path in of_another_run if jax.process_index() == 0 else ():
-        delete(path)
-    return work.make(), 0, {}
-
-
-@dataclass
 class _Loop:
-    """The steps of a run, and what happens between them."""
+    """The steps of a run, and what happens between them; the state, the number of its steps, and all scores so far."""
 
-    work: Work
-    recipe: Recipe
-    patience: int | None
-    checkpoints: Checkpoints
-    interruption: "Interruption"
-    state: Any
-    count: int
-    scores: Scores
+    def __init__(self, work, recipe, options, checkpoints, interruption):
+        self.work, self.recipe, self.options = work, recipe, options
+        self.checkpoints, self.interruption = checkpoints, interruption
+        self.state, self.count, self.scores = None, 0, {}
+
+    def begin(self, of_another_run: Sequence[Path]) -> None:
+        """Restores or makes the first state. Raises StartError, or deletes these paths, if they are not to stay."""
+        checkpoints, existing = self.checkpoints, self.options.existing
+        if checkpoints.step is not None and existing == "resume":
+            if checkpoints.step > self.recipe.steps:
+                must = f"--steps must be at least the {checkpoints.step} that are saved"
+                raise StartError(f"{must}, got {self.recipe.steps}")
+            self.state, self.count, self.scores = checkpoints.restore(self.work.shapes)
+            return
+        if existing != "overwrite" and checkpoints.step is not None:
+            raise StartError(f"{checkpoints.folder} has checkpoints of a run: resume it (--resume), or overwrite it")
+        if existing != "overwrite" and of_another_run:
+            found = ", ".join(map(str, of_another_run))
+            raise StartError(f"there are results of another run: {found}. Move or overwrite (--overwrite) them")
+        if existing == "resume":
+            print(f"{checkpoints.folder} has no checkpoints; the run starts from its first step.")
+        checkpoints.clear()
+        for path in of_another_run if jax.process_index() == 0 else ():
+            delete(path)
+        self.state = self.work.make()
 
     def run(self, measurements: Measurements) -> None:
         """Does the steps that remain. What one measured is fetched while the next BEHIND steps run."""
@@ -154,7 +151,8 @@ class _Loop:
 
     def is_exhausted(self) -> bool:
         """Whether the best score has not risen for too long."""
-        return self.patience is not None and evaluations_since_best(self.scores, self.work.best) >= self.patience
+        patience = self.options.patience
+        return patience is not None and evaluations_since_best(self.scores, self.work.best) >= patience
 
     def _is_due(self):
         is_last = self.count == self.recipe.steps

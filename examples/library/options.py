@@ -101,11 +101,8 @@ class TrainingParser(Parser):
         super().__init__(program, doc, distributed=True)
         self._group, self._of_training = self.add_argument_group("training, which --evaluate-only does not use"), set()
         add, train = self.add_argument, self.add_for_training
-        add(
-            "annotations",
-            type=Path,
-            help="a JSON file of COCO's format, a data.yaml of YOLO, or a folder of Pascal VOC",
-        )
+        annotations_help = "a JSON file of COCO's format, a data.yaml of YOLO, or a folder of Pascal VOC"
+        add("annotations", type=Path, help=annotations_help)
         images_help = "the folder of its images, by default that of the JSON file; "
         images_help += "of YOLO and VOC, which part is trained on, by default train"
         add("images", type=Path, nargs="?", help=images_help)

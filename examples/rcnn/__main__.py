@@ -28,11 +28,8 @@ from .options import CHECKPOINT_HELP, add_settings, read_checkpoint
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     parser = detecting.make_parser("python -m examples.rcnn", __doc__, CHECKPOINT_HELP)
-    parser.add_argument(
-        "--names",
-        type=Path,
-        help="a JSON file of COCO's format, for the names of classes that the checkpoint does not name",
-    )
+    names_help = "a JSON file of COCO's format, for the names of classes that the checkpoint does not name"
+    parser.add_argument("--names", type=Path, help=names_help)
     size_help = "longer and shorter side that the image is resized to; by default, as the checkpoint says"
     parser.add_argument("--scale", type=int, nargs=2, help=size_help)
     add_settings(parser)
@@ -41,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.scale and min(options.scale) < 1:
         parser.error(f"--scale must be positive, got {options.scale}")
     scale = tuple(options.scale) if options.scale else None
-    try:
+    with parser.reporting():
         model, variables = read_checkpoint(options)
         if threshold < (lowest := model.config.objects.score_threshold):
             print(f"The model finds objects with scores from {lowest} on (--set objects.score_threshold=SCORE).")
@@ -55,8 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept], masks)
 
         detecting.run(options, find, names)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
 
 
 def class_names(annotations: Path | None, config: Config) -> Sequence[str]:

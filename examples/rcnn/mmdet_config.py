@@ -181,21 +181,15 @@ TESTING = {
 # The steps of mmdet's pipeline for a test image, by their types.
 STEPS: dict[str, Any] = {
     "Resize": {
-        "type": ANY,
         "scale": Use("scale"),
         "keep_ratio": Only(True),
         "backend": Only("cv2"),
         "interpolation": Only("bilinear"),
     },
-    "MultiScaleFlipAug": {"type": ANY, "img_scale": Use("scale"), "flip": Only(False)},
-    "Normalize": {
-        "type": ANY,
-        "mean": Use("mean"),
-        "std": Use("deviation"),
-        "to_rgb": Use("bgr", True, is_negated=True),
-    },
-    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": ZERO},
-    "LoadImageFromFile": {"type": ANY, "color_type": Only("color"), "imdecode_backend": Only("cv2")},
+    "MultiScaleFlipAug": {"img_scale": Use("scale"), "flip": Only(False)},
+    "Normalize": {"mean": Use("mean"), "std": Use("deviation"), "to_rgb": Use("bgr", True, is_negated=True)},
+    "Pad": {"size_divisor": Use("divisor"), "pad_val": ZERO},
+    "LoadImageFromFile": {"color_type": Only("color"), "imdecode_backend": Only("cv2")},
     **dict.fromkeys(("LoadAnnotations", "PackDetInputs"), ANY),
     **dict.fromkeys(("RandomFlip", "ImageToTensor", "DefaultFormatBundle", "Collect"), ANY),
 }
@@ -229,7 +223,8 @@ def settings_of(text: str) -> dict[str, Any]:
         # With a size, mmdet 3 does not keep the ratio by default; mmdet 2 has no size here, and does.
         if kind == "Resize" and "scale" in step and "keep_ratio" not in step:
             raise ValueError("the step Resize must have keep_ratio=True, because nothing else is implemented")
-        _read(step, STEPS[kind], f"the step {kind}", found)
+        arguments = {name: value for name, value in step.items() if name != "type"}
+        _read(arguments, STEPS[kind], f"the step {kind}", found)
     return found
 
 

@@ -138,10 +138,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--plain must not be given with --checkpoint, which decides which convolutions are deformable")
     if not options.checkpoint and (options.config or (options.set and not options.backbone)):
         parser.error("--config must be given with --checkpoint, and --set with --checkpoint or --backbone")
-    try:
+    with parser.reporting():
         dataset, validation, model, variables = read_inputs(options)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
     choose_best(parser, options, [*average_precision(NO_IMAGES, [], model.config.masks)])
     config = model.config
     size = options.size or padded_sides(config.scale, config.divisor)

@@ -12,19 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
-from examples.aliked import (
-    Aliked,
-    Layout,
-    LightGlue,
-    extract,
-    homographies,
-    lightglue,
-    load,
-    load_lightglue,
-    published,
-    save,
-    weights,
-)
+from examples.aliked import Aliked, Layout, LightGlue, extract, homographies, lightglue, weights
 from examples.aliked.__main__ import main
 from examples.aliked.homographies import project, random_homography, warp
 from examples.aliked.images import fit
@@ -32,7 +20,7 @@ from examples.aliked.keypoints import Keypoints, find_keypoints
 from examples.aliked.model import Found
 from examples.aliked.train import losses
 from examples.aliked.train import main as train
-from examples.aliked.weights import MATCHER
+from examples.aliked.weights import MATCHER, load, load_lightglue, published, save
 from jax_dcn import interop
 
 pytestmark = pytest.mark.platforms("cpu")

@@ -340,18 +340,26 @@ def crowded(folder, count):
     return read(*written(folder, made))
 
 
+def both(dataset, steps, size=2, full=False, **settings):
+    """The training batches of both kinds of detectors; full: with masks and augmentations."""
+    of_rcnn = rcnn.Loading((32, 32), batch_size=size, masks=full, **settings)
+    of_detr = detr.Loading(((32, 32),), batch_size=size, augmented=full, **settings)
+    return rcnn.training_batches(dataset, of_rcnn, steps), detr.training_batches(dataset, of_detr, steps)
+
+
+def labels(batches):
+    """The labels in the only batch."""
+    (batch,) = batches
+    return getattr(batch, "targets", batch).labels
+
+
 def test_no_object_is_lost(folder):
     """By default, batches have room for all objects of their images; --objects says how many there are at most."""
     dataset = crowded(folder, 147)
     assert dataset.counts == [1, 147]
     for objects, room, kept in ((None, 256, 147), (200, 200, 147), (50, 50, 50)):
-        (of_rcnn,) = rcnn.training_batches(
-            dataset, rcnn.Loading((32, 32), batch_size=2, objects=objects, masks=False), range(1)
-        )
-        loading = detr.Loading(((32, 32),), batch_size=2, objects=objects, augmented=False)
-        (of_detr,) = detr.training_batches(dataset, loading, range(1))
-        for labels in (of_rcnn.labels, of_detr.targets.labels):
-            assert labels.shape == (2, room) and sorted((labels >= 0).sum(1)) == [1, kept]
+        for found in map(labels, both(dataset, range(1), objects=objects)):
+            assert found.shape == (2, room) and sorted((found >= 0).sum(1)) == [1, kept]
 
 
 def test_more_objects_than_queries(folder):
@@ -370,22 +378,8 @@ def test_background(folder):
     dataset = read(*written(folder, made))
     assert dataset.background_images == [2]
     for background, expected in ((False, {1}), (True, {0, 1})):
-        of_rcnn = rcnn.Loading((32, 32), batch_size=2, masks=False, background=background)
-        of_detr = detr.Loading(((32, 32),), batch_size=2, augmented=False, background=background)
-        for labels in (
-            next(iter(rcnn.training_batches(dataset, of_rcnn, range(1)))).labels,
-            next(iter(detr.training_batches(dataset, of_detr, range(1)))).targets.labels,
-        ):
-            assert {*(labels >= 0).sum(1).tolist()} == expected
-
-
-def both(dataset, steps, size=2, **settings):
-    """The training batches of both kinds of detectors."""
-    of_rcnn, of_detr = (
-        rcnn.Loading((32, 32), batch_size=size, **settings),
-        detr.Loading(((32, 32),), batch_size=size, **settings),
-    )
-    return rcnn.training_batches(dataset, of_rcnn, steps), detr.training_batches(dataset, of_detr, steps)
+        for found in map(labels, both(dataset, range(1), background=background)):
+            assert {*(found >= 0).sum(1).tolist()} == expected
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -422,7 +416,7 @@ def test_images_that_cannot_be_read_now(folder):
 @pytest.mark.slow
 def test_processes_make_the_batches_of_threads(folder):
     dataset = read(*written(folder, content()), masks=True)
-    of_threads, of_processes = (both(dataset, range(2), processes=processes) for processes in (False, True))
+    of_threads, of_processes = (both(dataset, range(2), full=True, processes=processes) for processes in (False, True))
     for found, expected in zip(of_processes, of_threads, strict=True):
         jax.tree.map(assert_array_equal, list(found), list(expected))
 

@@ -75,6 +75,8 @@ def test_images_and_videos_of_a_folder(tmp_path, capsys):
     assert "in has 2 images. 1 entries with other names are skipped.\n" in printed
     assert "dog                  0.900  from (0.0, 0.0) to (11.0, 11.0)\n1 objects are in found/a.jpg.png.\n" in printed
     assert "5 objects in 5 frames are in found/b.mp4.mp4.\n" in printed
+    with Image.open("found/a.jpg.png") as picture:
+        assert picture.size == (30, 20) and len(picture.convert("RGB").getcolors(600)) > 20
     image, *video = json.loads((tmp_path / "found/all.json").read_text())
     one = {"class": "dog", "score": 0.9, "box": [0, 0, 11, 11]}
     assert image == {"file": "in/a.jpg", "width": 30, "height": 20, "objects": [one]}

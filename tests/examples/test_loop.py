@@ -42,18 +42,7 @@ def step(state, batch):
     return state | {"step": state["step"] + 1, "x": state["x"] - error / 2}, {"loss": jnp.square(error)}
 
 
-def run(
-    folder,
-    recipe=RECIPE,
-    *,
-    step=step,
-    load=float,
-    change=lambda *of: of,
-    evaluate=None,
-    best="",
-    outputs=(),
-    **options,
-):
+def run(folder, recipe=RECIPE, *, load=float, change=lambda *of: of, evaluate=None, best="", outputs=(), **options):
     """A training whose batches are what `load` makes of their numbers; `change` alters what a step returns."""
     large = jax.random.normal(jax.random.key(0), 5000)
     first = {"step": jnp.zeros((), int), "x": jnp.ones(()), "large": large}
@@ -105,10 +94,8 @@ def test_settings_of_a_run_that_goes_on(before, after, tmp_path):
 def test_results_of_another_run(tmp_path, capsys):
     """They are neither kept beside the new ones nor replaced without a word."""
     run(tmp_path / "whole", existing="resume")
-    assert (
-        capsys.readouterr().out
-        == f"{tmp_path}/whole/checkpoints has no checkpoints; the run starts from its first step.\n"
-    )
+    said = f"{tmp_path}/whole/checkpoints has no checkpoints; the run starts from its first step.\n"
+    assert capsys.readouterr().out == said
     outputs = [tmp_path / name for name in ("best", "results.json", "missing")]
     outputs[0].mkdir()
     (outputs[0] / "model").touch()
@@ -188,9 +175,8 @@ def test_losses_that_are_not_finite(bad, tmp_path):
     found = run(tmp_path / "run", existing="resume", change=change)
     assert found.losses == run(tmp_path / "whole").losses
     assert [strict_json(line)["loss"] for line in log.read_text().splitlines()] == found.losses
-    with pytest.raises(
-        SystemExit, match=rf"Step 1 measured numbers that are not finite: loss {bad}. No step is saved."
-    ):
+    message = rf"Step 1 measured numbers that are not finite: loss {bad}. No step is saved."
+    with pytest.raises(SystemExit, match=message):
         run(tmp_path / "first", load=lambda _: bad)
 
 
@@ -246,11 +232,9 @@ def test_errors_of_evaluations(tmp_path):
 @pytest.fixture
 def silenced(monkeypatch):
     """For tests of failures that end a program, and silence what is left of them."""
-    for owner, name in (
-        (sys, "unraisablehook"),
-        *((logging.getLogger(one), "disabled") for one in ("absl", "asyncio")),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    for name in ("absl", "asyncio"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
     yield
     gc.collect()
 
@@ -273,9 +257,8 @@ def test_a_full_disk(limit, tmp_path, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert caught.value.__notes__ == ["Step 2 is saved. Continue with --resume."]
     assert "\n" not in str(caught.value) and not caplog.records
-    assert (
-        run(tmp_path, replace(RECIPE, checkpoint_every=3), existing="resume").losses == run(tmp_path / "whole").losses
-    )
+    found = run(tmp_path, replace(RECIPE, checkpoint_every=3), existing="resume")
+    assert found.losses == run(tmp_path / "whole").losses
     assert saved(tmp_path) == {"6"}  # and nothing unfinished
 
 

@@ -129,7 +129,6 @@ NAMES = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
 def test_names_of_classes(tmp_path):
     path = tmp_path / "names.json"
     for categories, message in (
-        ([NAMES[0], {"id": 2, "name": 7}], r"name of categories\[1\] .* must be a text, got 7"),
         ([NAMES[0], {"id": 2, "name": "cat"}], r"name of categories\[1\] .* must be different from that of"),
         (NAMES[:1], "names.json must have the 2 categories of the checkpoint, got 1"),
     ):
@@ -139,9 +138,7 @@ def test_names_of_classes(tmp_path):
     path.write_text(json.dumps({"categories": NAMES}))
     for known in ((), ("cat", "dog")):
         assert class_names(path, Config(known, 2)) == ["cat", "dog"]
-    with pytest.raises(
-        ValueError, match=r"names.json must have the classes .*, which has 'dog' in place of 'cat'; wit"
-    ):
+    with pytest.raises(ValueError, match=r"names.json must have the classes .* has 'dog' in place of 'cat'; without"):
         class_names(path, Config(("dog", "cat"), 2))
     assert class_names(None, Config(("cat", "dog"), 2)) == ("cat", "dog")
     assert class_names(None, Config(classes=2)) == ["class 0", "class 1"]

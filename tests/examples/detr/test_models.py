@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from PIL import Image
 from safetensors import numpy as safetensors
 
-from examples.detr.__main__ import main
 from examples.detr.config import RESNET50, DeformableDetrConfig, backbone_layout
 from examples.detr.names import in_file, rename, renamed
 from examples.detr.weights import fill, load, make_model
@@ -61,14 +59,6 @@ def test_names_in_files(name):
     jax.tree.map(assert_array_equal, fill(model, on_disk, config), expected)
 
 
-def test_names_of_timm():
-    """A bottleneck block of timm's ResNet, whose names are those of torchvision, as in these models."""
-    for part in ("conv1.weight", "layer4.2.bn3.bias", "layer4.0.downsample.0.weight"):
-        for start in ("model.backbone.conv_encoder.model", "model.backbone.model"):
-            assert renamed(f"{start}.{part}") == f"backbone.{part}"
-    assert renamed("model.encoder.fpn_blocks.0.conv1.conv.weight") == "encoder.fpn_blocks.0.conv1.conv.weight"
-
-
 def test_heads():
     """All layers share one head, or each has its own; files have copies of them under several names."""
     first, second = np.ones(2), np.zeros(2)
@@ -99,6 +89,10 @@ def test_missing_and_unknown_names():
 
 
 DEEP, REFINE, RT_DETR = "deformable_detr_deep", "deformable_detr_refine", "rt_detr"
+TIMM, WIDE = (
+    {"model_type": "timm_backbone", "backbone": "resnet50"},
+    {"encoder_hidden_dim": 16, "decoder_in_channels": [16] * 3},
+)
 
 
 def resnet(**settings):
@@ -118,11 +112,7 @@ def resnet(**settings):
         (REFINE, resnet(hidden_sizes=[8, 12, 16]), "hidden_sizes must have a positive number for each of four stages"),
         (REFINE, resnet(out_features=["stem", "stage4"]), "out_features and out_indices must name stages in"),
         (REFINE, resnet(num_channels=1), "num_channels must be 3 in the config, got 1"),
-        (
-            REFINE,
-            resnet(model_type="timm_backbone", backbone="resnet50", output_stride=16),
-            "output_stride must be None in",
-        ),
+        (REFINE, resnet(**TIMM, output_stride=16), "output_stride must be None in"),
         (DEEP, {"num_feature_levels": 2}, "num_feature_levels must be at least 3, the number of"),
         (DEEP, {"hidden_size": 64}, "hidden_size must be 32 in the config, got 64"),
         (DEEP, {"tie_word_embeddings": False}, "tie_word_embeddings must be True in the config"),
@@ -134,20 +124,16 @@ def resnet(**settings):
         (RT_DETR, {"anchor_image_size": [64, 64]}, "anchor_image_size must be None in the config"),
         (RT_DETR, {"encoder_in_channels": [12, 16]}, r"len\(encoder_in_channels\) must be 3 in the config, got 2"),
         (RT_DETR, {"decoder_in_channels": [32, 32]}, r"decoder_in_channels must be \[32, 32, 32\] in the config"),
-        (
-            RT_DETR,
-            {"encoder_hidden_dim": 16, "decoder_in_channels": [16] * 3, "num_feature_levels": 5},
-            "encoder_hidden_dim must be 32 in the config, got 16",
-        ),
+        (RT_DETR, WIDE | {"num_feature_levels": 5}, "encoder_hidden_dim must be 32 in the config, got 16"),
         ("rt_detr_v2_discrete", {"decoder_n_levels": 3}, "decoder_n_levels must be 4 in the config, got 3"),
         *(
             (RT_DETR, {name: value}, f"{name} must be like .* in the config, got")
-            for name, value in {
-                "decoder_layers": 2.0,
-                "num_queries": -3,
-                "encode_proj_layers": 2,
-                "d_model": [16],
-            }.items()
+            for name, value in (
+                ("decoder_layers", 2.0),
+                ("num_queries", -3),
+                ("encode_proj_layers", 2),
+                ("d_model", [16]),
+            )
         ),
     ],
 )
@@ -204,24 +190,6 @@ def test_defaults_of_old_configs():
     assert DeformableDetrConfig.from_json({}).backbone == RESNET50
     single = DeformableDetrConfig.from_json({"backbone": "resnet101", "num_feature_levels": 1}).backbone
     assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
-
-
-def test_the_command_draws_and_prints_objects(tmp_path, capsys):
-    detectors.write(tmp_path, detectors.CONFIGS[REFINE], detectors.read(REFINE)[0])
-    size = {"shortest_edge": 64, "longest_edge": 96}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": size, "do_normalize": False}))
-    random = np.random.default_rng(0)
-    Image.fromarray(random.integers(0, 255, (40, 60, 3), dtype=np.uint8)).save(tmp_path / "image.png")
-    out = tmp_path / "pictures/out.png"
-    main([str(tmp_path), str(tmp_path / "image.png"), "--threshold", "0.6", "--out", str(out)])
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert last == f"{len(lines)} objects are in {out}."
-    scores = [float(line.split()[2]) for line in lines]
-    assert scores == sorted(scores, reverse=True) and scores[-1] >= 0.6
-    assert all(line.startswith("class ") for line in lines)
-    with Image.open(out) as picture:
-        assert picture.size == (60, 40)
-        assert len(picture.convert("RGB").getcolors(60 * 40)) > 20
 
 
 @pytest.mark.slow

@@ -125,6 +125,7 @@ def test_images_are_those_of_the_processor(name, folder, tmp_path):
     weights.save(tmp_path, start._replace(processor=Preprocessor.from_json(name, settings)))
     options = parse([*data(folder), "--checkpoint", str(tmp_path), *FEW, "--no-augmentation", "--no-mirror"])
     dataset, _, checkpoint = options.inputs
+    assert not (options.loading.mirrors or options.loading.augmented)
     assert checkpoint.processor.normalisation == Normalisation(1.0, (124, 116, 104), (58, 57, 57.5))
     for image in dataset.images:
         batch = batched([fitted(load(dataset, image), options.loading.sizes[0], options.loading)], 3)
