@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 import jax_dcn
 
@@ -57,9 +58,8 @@ def make_optimiser(recipe: Recipe, params: Any) -> optax.GradientTransformation:
     """The optimiser of parameters with these names, which clips the norm of all gradients together first.
 
     Those that are frozen stay what they are, and do not count in the norm. The others have a rule for each rate and
-    weight decay: one for each array would make the program of a step half as long again.
+    weight decay, whose parameters are one vector: a rule and a norm of each array would double the program of a step.
     """
-    groups = labels(recipe, params)
 
     def name(group, decays):
         return f"{group}, decays" if decays and group != "frozen" else group
@@ -67,7 +67,7 @@ def make_optimiser(recipe: Recipe, params: Any) -> optax.GradientTransformation:
     def name_of(path, group):
         return name(group, recipe.norm_decay or path[-1].key not in ("bias", "scale"))
 
-    names = jax.tree_util.tree_map_with_path(name_of, groups)
+    names = jax.tree_util.tree_map_with_path(name_of, labels(recipe, params))
     present = {*jax.tree.leaves(names)}
     rules = {
         name(group, decays): _rule(recipe, rate(recipe, group), recipe.weight_decay * decays)
@@ -75,18 +75,37 @@ def make_optimiser(recipe: Recipe, params: Any) -> optax.GradientTransformation:
         for decays in (False, True)
         if name(group, decays) in present
     }
-    return optax.chain(
-        optax.masked(optax.set_to_zero(), jax.tree.map(lambda group: group == "frozen", groups)),
-        optax.clip_by_global_norm(recipe.clip_norm),
-        optax.partition(rules | {"frozen": optax.set_to_zero()}, names),
+    of_vectors = optax.chain(
+        optax.clip_by_global_norm(recipe.clip_norm), optax.partition(rules, {name: name for name in rules})
     )
+    return _in_vectors(of_vectors, names)
 
 
 def _rule(recipe, rate, decay):
-    """The rule of parameters with a rate and a weight decay, which become one vector."""
+    """The rule of parameters with a rate and a weight decay."""
     if recipe.rule == "adamw":
-        return optax.flatten(optax.adamw(rate, weight_decay=decay))
-    return optax.flatten(optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, MOMENTUM)))
+        return optax.adamw(rate, weight_decay=decay)
+    return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, MOMENTUM))
+
+
+def _in_vectors(of_vectors, names):
+    """A transformation of arrays, from one of a vector for each of their names. Those that are frozen are in none."""
+
+    def packed(tree):
+        members = {}
+        jax.tree.map(lambda name, leaf: members.setdefault(name, []).append(leaf), names, tree)
+        return {name: ravel_pytree(leaves) for name, leaves in members.items() if name != "frozen"}
+
+    def vectors(tree):
+        return {name: vector for name, (vector, _) in packed(tree).items()}
+
+    def update(gradients, state, params):
+        moved, state = of_vectors.update(vectors(gradients), state, vectors(params))
+        parts = {name: iter(unravel(moved[name])) for name, (_, unravel) in packed(gradients).items()}
+        updates = jax.tree.map(lambda name, leaf: next(parts[name]) if name in parts else 0 * leaf, names, gradients)
+        return updates, state
+
+    return optax.GradientTransformation(lambda params: of_vectors.init(vectors(params)), update)
 
 
 def moved_average(recipe: Recipe, average: Any, variables: Any, step: jax.Array) -> Any:
