@@ -45,6 +45,11 @@ def _of_text(text: str) -> Iterator[Collective]:
             yield Collective(kind, dtype, _shape(lengths), _bytes_of(array))
 
 
+def array_bytes(types: str) -> int:
+    """The bytes of all arrays in the text of a type."""
+    return sum(map(_bytes_of, _ARRAY.findall(types)))
+
+
 def _bytes_of(array: tuple[str, str, str]) -> int:
     _, bits, lengths = array
     return math.prod(_shape(lengths)) * max(int(bits or 8) // 8, 1)

@@ -1,20 +1,18 @@
 """Programs for a GPU, compiled without one: that XLA takes them, and the memory they would need."""
 
 import math
-import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import xla_bridge
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
 from benchmarks.lowering.hlo import collectives
+from benchmarks.support import gpu_compiler
+from benchmarks.support.gpu_compiler import on_gpu
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
 from tests.helpers.operators import custom_calls
@@ -30,43 +28,15 @@ from tests.operators.test_memory import (
 )
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
-COMPILER = pathlib.Path(sys.prefix) / "gpu-compiler"
-TARGET = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler():
     """XLA's for GPUs: this environment's, or else the one that `make test-slow` installs beside it."""
-    if "cuda" not in extension.modules:
-        pytest.skip("jax_dcn was built without its CUDA kernels")
     try:
-        gpu()
-    except NotImplementedError:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # cuDNN and the like are needed to run, not to compile
-            patch.syspath_prepend(COMPILER)
-            reason = "no jax-cuda13-plugin to compile for GPUs"
-            plugin = pytest.importorskip("jax_plugins.xla_cuda13", reason=reason)
-            plugin.initialize()
-        # jax does this for plugins that it finds at startup. It registers the partitioner's callbacks, for example.
-        for callback in xla_bridge._plugin_callbacks:
-            callback(c_api=xla_bridge._backend_factories["cuda"].c_api)
-
-
-def gpus(count, major=9):
-    """So many of a compute capability."""
-    assert TARGET.count("major: 9 }") == 1
-    target = TARGET.replace("major: 9 }", f"major: {major} }}")
-    return topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{count}").devices
-
-
-def gpu(major=9):
-    (device,) = gpus(1, major)
-    return jax.sharding.SingleDeviceSharding(device)
-
-
-def on(device, arguments):
-    return jax.tree.map(lambda struct: struct.update(sharding=device), arguments)
+        gpu_compiler.initialise()
+    except gpu_compiler.Missing as reason:
+        pytest.skip(str(reason))
 
 
 PROGRAMS = {"forward": forward, "step": pull_back} | {
@@ -91,7 +61,7 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
     """A training step holds its operands, its results, and this much besides."""
     with jax.default_matmul_precision(precision):
         sizes = {
-            batch: temporary_bytes(PROGRAMS[program], *on(gpu(), convolution(batch, (100, 168, 128), dtype, 128)))
+            batch: temporary_bytes(PROGRAMS[program], *on_gpu(convolution(batch, (100, 168, 128), dtype, 128)))
             for batch in (1, 64, 1024)
         }
     assert max(sizes.values()) <= 256 * MIB, sizes
@@ -100,7 +70,7 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
 @pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
 @pytest.mark.parametrize("derivative", [tangent, hessian_product])
 def test_other_derivatives_are_bounded(derivative, dtype):
-    size = temporary_bytes(derivative, *on(gpu(), convolution(64, (100, 168, 128), dtype, 128)))
+    size = temporary_bytes(derivative, *on_gpu(convolution(64, (100, 168, 128), dtype, 128)))
     assert size <= 256 * MIB
 
 
@@ -111,7 +81,7 @@ def test_layers_of_one_shape_share_no_array():
         result, pullback = jax.vjp(lambda operands: convolve(operands._replace(x=convolve(operands))), operands)
         return result, pullback(cotangent)
 
-    cotangent, operands = on(gpu(), convolution(256, (64, 64, 64), features=64))
+    cotangent, operands = on_gpu(convolution(256, (64, 64, 64), features=64))
     with jax.default_matmul_precision("highest"):
         held = temporary_bytes(step, cotangent, operands)
     of_first_layer = (operands.x, operands.offset, operands.mask)  # its result, and gradients that are added
@@ -121,7 +91,7 @@ def test_layers_of_one_shape_share_no_array():
 @pytest.mark.parametrize("batch, image", [(1, (100, 168, 128)), (8, (64, 64, 64))])
 def test_gradients_of_a_sum_compile(batch, image):
     """Their cotangent is constant, so that XLA evaluates more of the program."""
-    _, operands = on(gpu(), convolution(batch, image, features=image[-1]))
+    _, operands = on_gpu(convolution(batch, image, features=image[-1]))
     temporary_bytes(jax.grad(lambda operands: convolve(operands).sum()), operands)
 
 
@@ -137,24 +107,24 @@ def test_pooling_holds_no_more_than_the_sums_of_a_gradient(dtype):
     struct = jax.ShapeDtypeStruct
     x, rois = struct((2, 38, 63, 256), dtype), struct((4096, 5), jnp.float32)
     pooled, offset = struct((4096, 7, 7, 256), dtype), struct((4096, 7, 7, 2), jnp.float32)
-    assert temporary_bytes(step, *on(gpu(), (pooled, x, rois, offset))) <= x.size * 4 + MIB
+    assert temporary_bytes(step, *on_gpu((pooled, x, rois, offset))) <= x.size * 4 + MIB
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
 @pytest.mark.parametrize("derivative", [backward, tangent, hessian_product])
 def test_attention_is_bounded_at_any_batch_size(derivative, dtype):
-    sizes = {batch: temporary_bytes(derivative, *on(gpu(), attention(batch, dtype))) for batch in (1, 64)}
+    sizes = {batch: temporary_bytes(derivative, *on_gpu(attention(batch, dtype))) for batch in (1, 64)}
     assert max(sizes.values()) <= 256 * MIB, sizes
 
 
 @pytest.mark.parametrize("major", [8, 9, 10, 12])
 def test_programs_compile_for_compute_capability(major):
-    temporary_bytes(pull_back, *on(gpu(major), convolution(1, (8, 8, 16), "bfloat16", 32)))
+    temporary_bytes(pull_back, *on_gpu(convolution(1, (8, 8, 16), "bfloat16", 32), major))
 
 
 def test_images_and_features_split_over_gpus():
     """The calls accept shards, and the devices exchange only all-reduces of gradients, in float32."""
-    mesh = Mesh(np.array(gpus(8)).reshape(4, 2), ("data", "model"))
+    mesh = Mesh(np.array(gpu_compiler.gpus(8)).reshape(4, 2), ("data", "model"))
     images, features = P("data"), P(None, None, None, "model")
     specs = Operands(images, images, features, P("model"), images)
     cotangent, operands = convolution(8, (64, 64, 128), "bfloat16", 128)

@@ -45,15 +45,36 @@ class Prepared(NamedTuple):
     first_step: dict[str, float] | None = None
 
 
+class Program(NamedTuple):
+    """A model in JAX.
+
+    forward: of the variables and the arguments; returns the scores first. step: of a state and a batch; returns the
+    next state and the losses.
+    """
+
+    forward: Callable[..., Any]
+    variables: Any
+    arguments: tuple[Any, ...]
+    step: Callable[..., Any]
+    state: Any
+    batch: Any
+
+
 class Detector(NamedTuple):
     """A detector: the height and width of its images, what writes its checkpoint to a folder, and its implementations.
 
-    Each takes the folder, the images and the type.
+    Those, and the program of "jax_dcn", are made from the folder, the images and the type.
     """
 
     size: tuple[int, int]
     write: Callable[[Path], None]
-    implementations: dict[str, Callable[[Path, Images, str], Prepared]]
+    program: Callable[[Path, Images, str], Program]
+    others: dict[str, Callable[[Path, Images, str], Prepared]]
+
+    @property
+    def implementations(self) -> dict[str, Callable[[Path, Images, str], Prepared]]:
+        ours = {"jax_dcn": of_jax, "without CUDA graphs": without_cuda_graphs}
+        return {name: partial(prepare, self.program) for name, prepare in ours.items()} | self.others
 
 
 def images(batch: int, size: tuple[int, int]) -> Images:
@@ -65,19 +86,10 @@ def images(batch: int, size: tuple[int, int]) -> Images:
 
 
 def of_jax(
-    forward: Callable[..., Any],
-    variables: Any,
-    arguments: Any,
-    step: Callable[..., Any],
-    state: Any,
-    batch: Any,
-    options: dict[str, Any] | None = None,
+    program: Callable[[Path, Images, str], Program], folder: Path, batch: Images, dtype: str, options: Any = None
 ) -> Prepared:
-    """A model in JAX, compiled with options of XLA.
-
-    forward: of the variables and the arguments; returns the scores first. step: of a state and a batch; returns the
-    next state and the losses.
-    """
+    """A model in JAX, compiled with options of XLA."""
+    forward, variables, arguments, step, state, data = program(folder, batch, dtype)
     queued = jax.default_backend() == "gpu"
     find = jax.jit(forward).lower(variables, *arguments).compile(options)
     found = Call(partial(find, variables, *arguments), held=partial(planned, find), queued=queued)
@@ -86,17 +98,17 @@ def of_jax(
     for start in ("", " again"):  # again: the program is in the persistent cache
         jax.clear_caches()
         begin = time.perf_counter()
-        lowered = jax.jit(step, donate_argnums=0).lower(states[0], batch)
+        lowered = jax.jit(step, donate_argnums=0).lower(states[0], data)
         traced = time.perf_counter()
         train = lowered.compile(options)
         compiled = time.perf_counter()
-        states[0] = jax.block_until_ready(train(states[0], batch))[0]
+        states[0] = jax.block_until_ready(train(states[0], data))[0]
         seconds = {"tracing": traced - begin, "compiling": compiled - traced, "all": time.perf_counter() - begin}
         first_step |= {name + start: value for name, value in seconds.items()}
     first_step["operations"] = lowered.as_text().count(" = ")
 
     def next_step():
-        states[0], measured = train(states[0], batch)
+        states[0], measured = train(states[0], data)
         return measured
 
     trained = Call(next_step, held=partial(planned, train), queued=queued)
@@ -139,8 +151,8 @@ def torch_device():
     return load().device("cpu" if jax.default_backend() == "cpu" else "cuda")
 
 
-def without_cuda_graphs(implementation, folder, batch, dtype):
-    """An implementation in JAX, whose programs start each kernel by itself."""
+def without_cuda_graphs(program, folder, batch, dtype):
+    """A model in JAX, whose programs start each kernel by itself."""
     if jax.default_backend() != "gpu":
         raise Unavailable("runs on the GPU")
-    return implementation(folder, batch, dtype, NO_GRAPHS)
+    return of_jax(program, folder, batch, dtype, NO_GRAPHS)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.baselines.pytorch import load
-from benchmarks.measurements.detectors import CLASSES, Detector, of_jax, of_torch, torch_device, without_cuda_graphs
+from benchmarks.measurements.detectors import CLASSES, Detector, Program, of_torch, torch_device
 from examples.library.optimiser import MOMENTUM
 from examples.library.training import first_state, train_step
 from examples.rcnn.config import Config
@@ -24,7 +24,7 @@ SIDE = 800
 RATE, DECAY, CLIP_NORM = 1e-5, 1e-4, 35.0
 
 
-def of_examples(folder, batch, dtype, options=None):
+def program(folder, batch, dtype):
     config = Config(classes=CLASSES, stage_with_dcn=(False,) * 4)
     config = replace(config, objects=replace(config.objects, score_threshold=0.0))
     model = RCNN(config, None if dtype == "float32" else jnp.dtype(dtype))
@@ -37,15 +37,14 @@ def of_examples(folder, batch, dtype, options=None):
         found = model.apply(variables, images.astype(jnp.float32))
         return found.scores, found.boxes, found.masks
 
-    return of_jax(
+    return Program(
         forward,
         variables,
         (data.images,),
         partial(train_step, Loss(model), recipe),
         first_state(recipe, jax.tree.map(jnp.copy, variables)),
         data,
-        options,
-    )._replace(scores=None)
+    )
 
 
 def of_torchvision(folder, batch, dtype):
@@ -82,9 +81,4 @@ def masks(batch):
     return (rows[..., None] & columns[..., None, :]).astype(np.uint8)
 
 
-IMPLEMENTATIONS = {
-    "jax_dcn": of_examples,
-    "without CUDA graphs": partial(without_cuda_graphs, of_examples),
-    "torchvision": of_torchvision,
-}
-DETECTORS = {"Mask R-CNN R50": Detector((SIDE, SIDE), lambda folder: None, IMPLEMENTATIONS)}
+DETECTORS = {"Mask R-CNN R50": Detector((SIDE, SIDE), lambda folder: None, program, {"torchvision": of_torchvision})}

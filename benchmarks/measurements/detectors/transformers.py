@@ -12,15 +12,7 @@ import jax.numpy as jnp
 
 from benchmarks.baselines import Call, Unavailable
 from benchmarks.baselines.pytorch import load
-from benchmarks.measurements.detectors import (
-    CLASSES,
-    Detector,
-    Prepared,
-    of_jax,
-    of_torch,
-    torch_device,
-    without_cuda_graphs,
-)
+from benchmarks.measurements.detectors import CLASSES, Detector, Prepared, Program, of_torch, torch_device
 from benchmarks.support import memory
 from benchmarks.support.machine import cores
 from examples.detr import weights
@@ -42,7 +34,7 @@ def write(config, folder):
     weights.save(folder, weights.initialise(config, jax.random.key(0)))
 
 
-def of_examples(folder, batch, dtype, options=None):
+def program(folder, batch, dtype):
     checkpoint = weights.load(folder, None if dtype == "float32" else jnp.dtype(dtype))
     loss = Loss.of(checkpoint)
     mask = jnp.ones(batch.pixels.shape[:3], bool)
@@ -54,14 +46,13 @@ def of_examples(folder, batch, dtype, options=None):
     recipe = Recipe(1000, len(mask), learning_rate=RATE, clip_norm=CLIP_NORM, weight_decay=DECAY)
     arrays = checkpoint.variables, batch.pixels, Targets(batch.boxes, batch.labels)
     variables, images, targets = jax.device_put(arrays)
-    return of_jax(
+    return Program(
         forward,
         variables,
         (images, mask),
         partial(train_step, loss, recipe),
         first_state(recipe, jax.tree.map(jnp.copy, variables)),
         Batch(images, mask, targets),
-        options,
     )
 
 
@@ -122,10 +113,5 @@ def of_onnxruntime(folder, batch, dtype):
     return Prepared(Call(forward, wait=lambda _: None, held=memory.of_process), scores=forward()[0])
 
 
-IMPLEMENTATIONS = {
-    "jax_dcn": of_examples,
-    "without CUDA graphs": partial(without_cuda_graphs, of_examples),
-    "transformers": of_transformers,
-    "ONNX Runtime": of_onnxruntime,
-}
-DETECTORS = {name: Detector((SIDE, SIDE), partial(write, config), IMPLEMENTATIONS) for name, config in CONFIGS.items()}
+OTHERS = {"transformers": of_transformers, "ONNX Runtime": of_onnxruntime}
+DETECTORS = {name: Detector((SIDE, SIDE), partial(write, config), program, OTHERS) for name, config in CONFIGS.items()}

@@ -1,0 +1,92 @@
+"""Reads from the text of a program that XLA compiled for a GPU which kernels it launches, and what they are for."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from benchmarks.lowering.hlo import array_bytes
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(.*)$", re.MULTILINE)
+_CALLEES = re.compile(r"(?:body|condition|to_apply|calls)=%?([\w.-]+)")
+_TRIPS = re.compile(r"known_trip_count\D*(\d+)")
+_ROOT = r"^.*/(site-packages/|(?=(examples|benchmarks|jax_dcn)/))"
+_NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+_CALLS = {"while", "conditional", "call"}  # they launch what their computations do
+_LIBRARIES = {"__cublas": "product", "__cudnn": "convolution", "dcn_": "jax_dcn"}
+# A fusion is of the first kind whose operation it has.
+_KINDS = {"reduce": "reduction", "concatenate": "concatenation", "scatter": "scatter", "sort": "sort"}
+
+
+class Launch(NamedTuple):
+    """A kernel, or a call of a library or of this package, which may launch several.
+
+    bytes: of operands and results. source: the line of code that it is from. caller: the innermost line of examples/
+    that led there. times: how often it is launched; the trips of a loop that are not known count once.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    source: str
+    caller: str
+    times: int
+
+
+def launches(text: str) -> list[Launch]:
+    """The launches of a compiled program, in their order, except for those that a loop or a branch has first."""
+    head, *computations = _COMPUTATION.split(text)
+    bodies = dict(zip(computations[::2], computations[1::2], strict=True))
+    return list(_of_computation(computations[-2], 1, bodies, _Sources(head)))
+
+
+def _of_computation(computation, times, bodies, sources) -> Iterator[Launch]:
+    types = {}
+    for instruction in _INSTRUCTION.finditer(bodies[computation]):
+        name, result, operation, operands, attributes = instruction.groups()
+        types[name] = result
+        if operation in _CALLS:
+            trips = _TRIPS.search(attributes)
+            for callee in _CALLEES.findall(attributes):
+                yield from _of_computation(callee, times * int(trips[1] if trips else 1), bodies, sources)
+        elif operation not in _NO_KERNEL:
+            moved = [result, *(types.get(operand, "") for operand in re.findall(r"%([\w.-]+)", operands))]
+            size = sum(map(array_bytes, moved))
+            yield Launch(name, _kind(operation, attributes, bodies), size, *sources.of(attributes), times)
+
+
+def _kind(operation, attributes, bodies):
+    if operation == "custom-call":
+        target = re.search(r'custom_call_target="([^"]+)"', attributes)[1]
+        return next((kind for start, kind in _LIBRARIES.items() if target.startswith(start)), target)
+    fused = bodies[_CALLEES.search(attributes)[1]] if operation == "fusion" else f" {operation}("
+    for found, kind in _KINDS.items():
+        if f" {found}(" in fused:
+            return kind
+    return "copy" if re.search(r"(ROOT .*| )(copy|transpose)\(", fused) else "element-wise"
+
+
+class _Sources:
+    """The tables of files and stack frames at the head of a program."""
+
+    def __init__(self, head):
+        self.files, self.locations, self.frames = (
+            self._table(head, title) for title in ("FileNames", "FileLocations", "StackFrames")
+        )
+
+    @staticmethod
+    def _table(head, title):
+        found = re.search(rf"^{title}\n((?:\d+ .*\n)+)", head, re.MULTILINE)
+        return dict(line.split(" ", 1) for line in found[1].splitlines()) if found else {}
+
+    def of(self, attributes):
+        """The innermost line of an instruction, and the innermost one of examples/."""
+        frame, found = re.search(r"stack_frame_id=(\d+)", attributes), []
+        number = frame and frame[1]
+        while number in self.frames:
+            fields = dict(re.findall(r"(\w+)=(\d+)", self.frames[number]))
+            place = dict(re.findall(r"(\w+)=(\d+)", self.locations[fields["file_location_id"]]))
+            file = self.files[place["file_name_id"]].strip('"')
+            found.append(f"{re.sub(_ROOT, '', file)}:{place['line']}")
+            number = str(int(fields["parent_frame_id"]) - 1)  # the first frame has the parent 0
+        return next(iter(found), "-"), next((place for place in found if place.startswith("examples/")), "-")
