@@ -32,7 +32,6 @@ struct AccumulatorOf<double> {
 };
 template <typename T>
 using Accumulator = typename AccumulatorOf<T>::type;
-constexpr int64_t SumBytes(DType dtype) { return dtype == DType::kF64 ? sizeof(double) : sizeof(float); }
 
 // Calls f with a value of the C++ type of `dtype`. Each backend has its own F16 and BF16.
 template <typename F16, typename BF16, typename F>

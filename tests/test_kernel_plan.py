@@ -21,7 +21,7 @@ struct = jax.ShapeDtypeStruct
 
 CALL = re.compile(r"custom_call @(dcn_\w+)\(.* : \((.*?)\) -> (.*)")
 TYPE = re.compile(r"tensor<((?:\d+x)*)(\w+)>")
-BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4}
+BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i64": 8}
 
 
 def convolution(dtype="bfloat16", *, batch=(2,), image=(4, 5), channels=32, features=8, kernel=(3, 3), **more):
@@ -65,8 +65,8 @@ WORKSPACE = {
     "dcn_roi_pool_x_cotangent": lambda operands, results, sums: sums,
     "dcn_roi_max_pool_x_cotangent": lambda operands, results, sums: sums,
     "dcn_roi_max_pool_argmax": lambda operands, results, sums: results[0],
-    "dcn_aggregation_value_cotangent": lambda operands, results, sums: results[1],  # sorted samples
-    "dcn_sampling_x_cotangent": lambda operands, results, sums: results[1],
+    "dcn_aggregation_value_cotangent": lambda operands, results, sums: sum(results[1:]),  # sorted samples
+    "dcn_sampling_x_cotangent": lambda operands, results, sums: sum(results[1:]),
 }
 
 
@@ -175,7 +175,7 @@ def test_volumes(target):
     assert results["dcn_sampling"] == [samples]
     assert found["forward"].workspace_bytes == found["weight"].workspace_bytes == samples * 3 // 2  # also of 16 bits
     assert found["offset"].workspace_bytes == found["mask"].workspace_bytes == samples
-    assert found["x"].workspace_bytes == samples + 3 * image + results["dcn_sampling_x_cotangent"][1]
+    assert found["x"].workspace_bytes == samples + 3 * image + sum(results["dcn_sampling_x_cotangent"][1:])
 
 
 @pytest.mark.parametrize("name", ["deform_conv2d", "multi_scale_deformable_attention"])

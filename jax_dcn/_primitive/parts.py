@@ -17,6 +17,15 @@ from jax_dcn._primitive.promotion import sum_dtype
 Carry = TypeVar("Carry")
 Length = Any  # an int, or a symbolic dimension of an exported function
 Starts = Mapping[str, ArrayLike]
+# The limit of the samples of a part in derivatives of the reference, which hold several arrays of this size.
+REFERENCE_BYTES = 2**19
+
+
+def part_length(sample_bytes: Any) -> int:
+    """How many queries or points fit in REFERENCE_BYTES, whose samples have `sample_bytes` each; at least one."""
+    if not isinstance(sample_bytes, int):  # a symbolic dimension
+        return 1
+    return max(REFERENCE_BYTES // max(sample_bytes, 1), 1)
 
 
 def balanced(total: Length, limit: int) -> int:

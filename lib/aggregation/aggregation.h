@@ -12,6 +12,7 @@
 #include "aggregation/geometry.h"
 #include "dtype.h"
 #include "host_device.h"
+#include "scatter/tables.h"
 
 namespace dcn {
 
@@ -45,11 +46,10 @@ struct Taps {
 // value: T[batches, pixels, heads, channels]; out: T[batches, rows, columns, heads, channels].
 const char* Aggregate(Device&, DType, const AggregationSizes&, const Taps&, const void* value, void* out);
 
-// d_value: the cotangent of value, of type A if it is wide, else T. The workspace has `workspace_size` elements: at
-// least MinWorkspaceSize, if the Device needs a workspace (kNeedsWorkspace); otherwise it may have none.
-int64_t MinWorkspaceSize(DType, const AggregationSizes&);
+// d_value: the cotangent of value, of type A if it is wide, else T. A Device that sorts (kSorts) sorts the samples of
+// as many heads at a time, over all batches, as there are tables. They have room for as many rows as samples and cells.
 const char* ValueCotangent(Device&, DType, const AggregationSizes&, const Taps&, const void* d_out, bool is_wide,
-                           void* d_value, int32_t* workspace, int64_t workspace_size);
+                           void* d_value, const CsrTables&);
 
 // The cotangents of locations and weights, of type A and in their shapes. Each may be null.
 const char* TapCotangents(Device&, DType, const AggregationSizes&, const Taps&, const void* value, const void* d_out,

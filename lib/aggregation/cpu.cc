@@ -256,7 +256,7 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
 }
 
 const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
-                           const void* d_out, bool is_wide, void* d_value, int32_t*, int64_t) {
+                           const void* d_out, bool is_wide, void* d_value, const CsrTables&) {
   if (std::min({sizes.batches, sizes.pixels, sizes.heads, sizes.channels}) == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);

@@ -7,21 +7,17 @@
 
 #include "aggregation/aggregation.h"
 #include "aggregation/cuda_taps.h"
-#include "cells.h"
-#include "counting_sort.h"
 #include "device.h"
 #include "division.h"
 #include "launch.h"
+#include "scatter/cells.h"
+#include "scatter/counting_sort.h"
 #include "vector.h"
-#include "zero.h"
 
 namespace dcn {
 namespace {
 
 constexpr int kLog2Warp = 5;
-
-// The number of cells of a level: cells.h says what a cell is.
-int64_t Cells(const Level& level) { return (int64_t{level.height} + 1) * (int64_t{level.width} + 1); }
 
 // The rows of a table, by which samples are sorted. The cells of a small level have so many samples that one warp would
 // sort most of a table. So each cell has as many rows as give a row no more than two samples on average. The samples of
@@ -33,7 +29,7 @@ struct TableRows {
 
   explicit TableRows(const AggregationSizes& sizes) : count(0) {
     for (int32_t i = 0; i < sizes.num_levels; ++i) {
-      const int64_t samples = sizes.queries() * sizes.levels[i].taps, cells = Cells(sizes.levels[i]);
+      const int64_t samples = sizes.queries() * sizes.levels[i].taps, cells = sizes.levels[i].cells();
       first_row[i] = count;
       log2_split[i] = 0;
       while (cells << (log2_split[i] + 1) <= samples) ++log2_split[i];
@@ -44,18 +40,6 @@ struct TableRows {
   __device__ int32_t FirstRow(int32_t level, int64_t cell) const {
     return first_row[level] + int32_t(cell << log2_split[level]);
   }
-};
-
-// What a table of samples takes in the workspace, of which docs/kernels.md has the formula: the sorted samples, their
-// ids, and the starts of the rows, of which there are at most as many as cells and samples.
-template <typename A>
-struct TableLayout {
-  int64_t samples, rows;
-
-  explicit TableLayout(const AggregationSizes& sizes) : samples(sizes.queries() * sizes.taps), rows(samples) {
-    for (int32_t i = 0; i < sizes.num_levels; ++i) rows += Cells(sizes.levels[i]);
-  }
-  int64_t words() const { return samples * (kSampleWords<A> + 1) + rows + 1; }
 };
 
 // The samples of a batch and head. An id is query · taps + tap.
@@ -211,54 +195,26 @@ __global__ void GatherKernel(HeadTables<Accumulator<T>> tables, int64_t num_tabl
   }
 }
 
-template <typename T>
-const char* SortAndGather(const Device& device, const AggregationSizes& sizes, const Taps& taps, const T* d_out,
-                          bool is_wide, void* d_value, int32_t* workspace, int64_t workspace_size) {
-  using A = Accumulator<T>;
-  const TableLayout<A> layout(sizes);
-  const int64_t num_tables = sizes.batches * sizes.heads, tables_at_once = workspace_size / layout.words();
-  HeadTables<A> tables = {Aggregation(sizes, taps), TableRows(sizes), 0};
-  return DispatchWidth<T>(sizes.channels, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    const GatherShape shape(sizes, N);
-    const char* failure = nullptr;
-    for (; !failure && tables.first < num_tables; tables.first += tables_at_once) {
-      const int64_t count = std::min(tables_at_once, num_tables - tables.first);
-      auto* const sorted = reinterpret_cast<SortedSample<A>*>(workspace);
-      int32_t* const ids = workspace + count * layout.samples * kSampleWords<A>;
-      int32_t* const row_start = ids + count * layout.samples;
-      const CsrTables<SortedSample<A>> csr = {count, tables.rows.count, int32_t(layout.samples), row_start, sorted,
-                                              ids};
-      failure = SortByRow(device, tables, csr);
-      if (failure) break;
-      failure = Launch<GatherKernel<T, N>>(device, BlocksFor(count * shape.warps * kWarp), tables, count, shape,
-                                           row_start, sorted, d_out, is_wide, d_value);
-    }
-    return failure;
-  });
-}
-
-bool HasSamples(const AggregationSizes& sizes) {
-  return sizes.batches * sizes.heads * sizes.queries() * sizes.taps > 0;
-}
-
 }  // namespace
 
-int64_t MinWorkspaceSize(DType dtype, const AggregationSizes& sizes) {
-  if (!HasSamples(sizes)) return 0;
-  return DispatchAccumulator(dtype, [&](auto tag) { return TableLayout<decltype(tag)>(sizes).words(); });
-}
-
 const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
-                           const void* d_out, bool is_wide, void* d_value, int32_t* workspace, int64_t workspace_size) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+                           const void* d_out, bool is_wide, void* d_value, const CsrTables& room) {
+  return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
-    if (!HasSamples(sizes)) {
-      const int64_t elements = sizes.batches * sizes.pixels * sizes.heads * sizes.channels;
-      return is_wide ? SetZero<Accumulator<T>>(device, d_value, elements) : SetZero<T>(device, d_value, elements);
-    }
-    return SortAndGather(device, sizes, taps, static_cast<const T*>(d_out), is_wide, d_value, workspace,
-                         workspace_size);
+    using A = Accumulator<T>;
+    constexpr int N = decltype(width)::value;
+    const GatherShape shape(sizes, N);
+    HeadTables<A> tables = {Aggregation(sizes, taps), TableRows(sizes), 0};
+    const auto sort_and_gather = [&](int64_t first, CsrTables csr) {
+      tables.first = first;
+      csr.rows = tables.rows.count;
+      const char* const failure = SortByRow<SortedSample<A>>(device, tables, csr);
+      if (failure) return failure;
+      return Launch<GatherKernel<T, N>>(device, BlocksFor(csr.tables * shape.warps * kWarp), tables, csr.tables, shape,
+                                        csr.row_start, static_cast<const SortedSample<A>*>(csr.values),
+                                        static_cast<const T*>(d_out), is_wide, d_value);
+    };
+    return InParts(room, sizes.batches * sizes.heads, sort_and_gather);
   });
 }
 

@@ -24,6 +24,9 @@ struct Level {
   int32_t taps;         // per query and head
   int32_t first_tap;    // in all taps of the query and head
   int64_t first_pixel;  // in all pixels of the value
+
+  // The cells by which samples are sorted: scatter/cells.h.
+  int64_t cells() const { return (int64_t{height} + 1) * (int64_t{width} + 1); }
 };
 
 // How the last dimension of `locations`, (x, y), determines the position of a tap in its level.

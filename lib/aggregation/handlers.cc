@@ -12,6 +12,7 @@
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 #include "ffi/optional_arrays.h"
+#include "scatter/operands.h"
 
 namespace dcn {
 namespace {
@@ -119,28 +120,25 @@ const char* AggregateImpl(Device& device, ffi::AnyBuffer value, ffi::AnyBuffer l
 }
 
 const char* ValueCotangentImpl(Device& device, ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
-                               ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value,
-                               ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+                               ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value, ffi::RemainingRets sorted,
+                               ffi::Dictionary attributes) {
   const AggregationOperands operands = DecodeAggregation(attributes, *d_value, locations, weights, origin, d_out);
   const AggregationSizes& sizes = operands.sizes;
   const bool is_wide = d_value->element_type() != d_out.element_type();
   if (is_wide) CheckType("d_value", *d_value, locations.element_type());
   int64_t cells = 0;
   for (int32_t level = 0; level < sizes.num_levels; ++level) {
-    cells += (int64_t{sizes.levels[level].height} + 1) * (int64_t{sizes.levels[level].width} + 1);
+    cells += sizes.levels[level].cells();
     CheckElementCount("the pixels of all levels", cells);
   }
   const int64_t samples = sizes.queries() * sizes.taps;
   CheckFitsInt32("the number of a head's samples and pixels", samples + cells);
   CheckFitsInt32("the number of a query's bytes",
                  SaturatingProduct({sizes.heads, sizes.channels, BytesOf(operands.dtype)}));
-  CheckElementCount("samples and pixels of all heads",
-                    SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
-  int64_t min_workspace_size = 0;
-  if constexpr (Device::kNeedsWorkspace) min_workspace_size = MinWorkspaceSize(operands.dtype, sizes);
-  const int64_t workspace_size = DecodeWorkspaceSize(*workspace, min_workspace_size);
+  const CsrTables tables = DecodeSorted(sorted, sizes.batches * sizes.heads,
+                                        {samples + cells, samples, kSampleNumbers, locations.element_type()});
   return DCN_BEST(ValueCotangent)(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
-                                  d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size);
+                                  d_value->untyped_data(), tables);
 }
 
 const char* TapCotangentsImpl(Device& device, ffi::AnyBuffer value, ffi::AnyBuffer locations, ffi::AnyBuffer weights,

@@ -17,7 +17,7 @@ struct Device {
 
   // XLA's products for CPUs have float32 results, which would have to be converted.
   static constexpr bool kRoundsColumnCotangents = false;
-  static constexpr bool kNeedsWorkspace = false;
+  static constexpr bool kSorts = false;
 
   explicit Device(Context& pool) : pool(&pool) {}
 

@@ -16,8 +16,8 @@ struct Device {
 
   // Products and kernels pass the columns' cotangents through the L2 cache, in half of the bytes.
   static constexpr bool kRoundsColumnCotangents = true;
-  // What samples scatter is sorted by pixel.
-  static constexpr bool kNeedsWorkspace = true;
+  // What samples scatter is sorted, so that pixels gather it: lib/scatter/.
+  static constexpr bool kSorts = true;
 
   explicit Device(Context stream) : stream(stream) {}
 

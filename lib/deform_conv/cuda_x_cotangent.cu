@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cells.h"
-#include "counting_sort.h"
 #include "deform_conv/cuda_pixel_strips.h"
 #include "deform_conv/cuda_samples.h"
 #include "deform_conv/deform_conv.h"
 #include "device.h"
 #include "division.h"
 #include "launch.h"
+#include "scatter/cells.h"
+#include "scatter/counting_sort.h"
 #include "vector.h"
 
 namespace dcn {
@@ -200,20 +200,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
 }  // namespace
 
 const char* SortSamples(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                        const SortedSamples& sorted, int32_t* workspace) {
+                        const CsrTables& tables) {
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
-    const CsrTables<SortedSample<A>> tables = {sizes.images * sizes.offset_groups,
-                                               int32_t(sizes.cells()),
-                                               int32_t(sizes.samples()),
-                                               sorted.cell_start,
-                                               static_cast<SortedSample<A>*>(sorted.samples),
-                                               workspace};
-    return SortByRow(device, SampleTables<A>(sizes, positions), tables);
+    return SortByRow<SortedSample<A>>(device, SampleTables<A>(sizes, positions), tables);
   });
 }
 
-const char* GatherSamples(Device& device, DType dtype, const GatherSizes& sizes, const SortedSamples& sorted,
+const char* GatherSamples(Device& device, DType dtype, const GatherSizes& sizes, const CsrTables& tables,
                           const int32_t* start, const void* d_columns, bool is_rounded, void* d_x) {
   return DispatchVectors(dtype, sizes.channels / sizes.offset_groups, [&](auto tag, auto width) {
     using T = decltype(tag);
@@ -223,7 +217,7 @@ const char* GatherSamples(Device& device, DType dtype, const GatherSizes& sizes,
     const auto launch = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
       return Launch<XCotangentKernel<T, N, Out>>(device, BlocksFor(gather.pixels << gather.log2_lanes), gather,
-                                                 sorted.cell_start, static_cast<const SortedSample<A>*>(sorted.samples),
+                                                 tables.row_start, static_cast<const SortedSample<A>*>(tables.values),
                                                  start, static_cast<const T*>(d_columns), out);
     };
     return is_rounded ? launch(static_cast<T*>(d_x)) : launch(static_cast<A*>(d_x));

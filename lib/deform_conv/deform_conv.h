@@ -12,6 +12,7 @@
 
 #include "dtype.h"
 #include "host_device.h"
+#include "scatter/tables.h"
 #include "window.h"
 
 namespace dcn {
@@ -81,16 +82,11 @@ const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, cons
 const char* XCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x);
 
 // The cotangent of x on a GPU, where pixels gather what samples scatter to them. First the samples of many parts are
-// sorted by cell, at once. Then the columns' cotangents are multiplied and gathered, part by part.
+// sorted by cell, at once. Then the columns' cotangents are multiplied and gathered, part by part. The tables are those
+// of [images, offset_groups].
 
-// The samples in the order of the cells, by image and offset group.
-struct SortedSamples {
-  void* samples;        // SortedSample<A>[images, offset_groups, samples()]
-  int32_t* cell_start;  // [images, offset_groups, cells() + 1]
-};
-
-// Sorts samples of whole images, or of rows of one. The workspace has an element for each of them.
-const char* SortSamples(Device&, DType, const Sizes&, const Positions&, const SortedSamples&, int32_t* workspace);
+// Sorts samples of whole images, or of rows of one.
+const char* SortSamples(Device&, DType, const Sizes&, const Positions&, const CsrTables&);
 
 struct GatherSizes {
   int64_t images, height, width, channels;  // of the part, as in Sizes
@@ -106,7 +102,7 @@ struct GatherSizes {
 // Adds to d_x what the samples of the part scatter to it. `start`: the first image of the part in d_x, and in the
 // sorted samples; and its first sample in an image and offset group of these. If is_rounded, d_x has DType, of 16 bits,
 // and its images are replaced; the part must then have all samples of its images.
-const char* GatherSamples(Device&, DType, const GatherSizes&, const SortedSamples&, const int32_t* start,
+const char* GatherSamples(Device&, DType, const GatherSizes&, const CsrTables&, const int32_t* start,
                           const void* d_columns, bool is_rounded, void* d_x);
 
 }  // namespace dcn

@@ -98,9 +98,7 @@ const char* XCotangentImpl(Device& device, ffi::AnyBuffer offset, ffi::AnyBuffer
   CheckType("offset", offset, wide);
   DecodeImage("d_x", *d_x, sizes);
   CheckType("d_x", *d_x, wide);
-  Require(d_x->untyped_data() == d_x_in.untyped_data(), "d_x must be added to in place");
-  CheckType("d_x so far", d_x_in, wide);
-  CheckShape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
+  CheckInPlace("d_x", *d_x, d_x_in);
   CheckShape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   return DCN_BEST(XCotangent)(device, dtype, sizes, convolution.positions, d_columns.untyped_data(),
                               d_x->untyped_data());

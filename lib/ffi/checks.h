@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -109,6 +110,14 @@ inline void DecodePair(const ffi::Dictionary& attributes, std::string_view name,
 
 inline ffi::DataType AccumulatorType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
 
+// A result that overwrites the operand `before`.
+inline void CheckInPlace(std::string_view name, ffi::AnyBuffer result, ffi::AnyBuffer before) {
+  const std::string so_far = std::string(name) + " so far";
+  CheckType(so_far, before, result.element_type());
+  CheckShape(so_far, before, DimensionsOf(result));
+  Require(result.untyped_data() == before.untyped_data(), name, " must be written in place");
+}
+
 inline DType DecodeDType(ffi::DataType type) {
   switch (type) {
     case ffi::F16:
@@ -142,15 +151,6 @@ inline std::optional<ffi::AnyBuffer> OptionalOperand(std::string_view operand, f
   const auto buffer = rest.get<ffi::AnyBuffer>(index);
   Require(buffer.has_value(), operand, " must be an array");
   return *buffer;
-}
-
-// The elements of a workspace of int32.
-inline int64_t DecodeWorkspaceSize(ffi::AnyBuffer workspace, int64_t min) {
-  CheckType("workspace", workspace, ffi::S32);
-  CheckRank("workspace", workspace, 1);
-  const int64_t size = workspace.dimensions()[0];
-  Require(size >= min, "workspace has ", size, " elements, must have at least ", min);
-  return size;
 }
 
 }  // namespace dcn

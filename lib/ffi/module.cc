@@ -1,6 +1,5 @@
-// The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
-// the sizes of what CUDA's kernels sort. All backends export these, since CUDA programs may be lowered by a build
-// without CUDA. That of the CPU also exports what Python needs to know of its fused kernels.
+// The Python module of one backend: its handlers as a capsule per stage, and the FFI version and compiler of the build.
+// That of the CPU also exports what Python needs to know of its fused kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -12,7 +11,6 @@
 #include <string>
 
 #include "ffi/handlers.h"
-#include "sort_words.h"
 #ifdef DCN_CPU
 #include "deform_conv/fused_rules.h"
 #include "instruction_sets.h"
@@ -112,8 +110,6 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("handlers") = handlers;
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.attr("compiler") = DCN_COMPILER;
-  module.def("sorted_sample_words", &dcn::SortedSampleWords, nb::arg("number_bytes"));
-  module.def("sorted_tap_words", &dcn::SortedTapWords, nb::arg("number_bytes"));
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
   module.attr("has_x86_kernels") = bool(DCN_HAS_X86_KERNELS);

@@ -11,7 +11,6 @@
 #include "device.h"
 #include "launch.h"
 #include "vector.h"
-#include "zero.h"
 
 namespace dcn {
 namespace {
@@ -587,6 +586,12 @@ const char* LaunchXCotangent(Device& device, DType dtype, const PoolSizes& sizes
   });
 }
 
+// Not a memset: one of no bytes would leave a captured graph without nodes, which XLA rejects.
+template <typename A>
+__global__ void ZeroKernel(A* data, int64_t count) {
+  for (int64_t i = global_thread(); i < count; i += grid_stride()) data[i] = 0;
+}
+
 template <typename Store>
 const char* LaunchMaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                           const Store& store) {
@@ -619,8 +624,11 @@ const char* PoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, 
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                                 const void* d_pooled, void* d_offset) {
   const int64_t n = sizes.batches * sizes.rois * sizes.part[0] * sizes.part[1] * sizes.classes;
-  if (sizes.features() == 0)
-    return DispatchAccumulator(dtype, [&](auto tag) { return SetZero<decltype(tag)>(device, d_offset, n * 2); });
+  if (sizes.features() == 0) {
+    return DispatchAccumulator(dtype, [&](auto tag) {
+      return Launch<ZeroKernel<decltype(tag)>>(device, BlocksFor(n * 2), static_cast<decltype(tag)*>(d_offset), n * 2);
+    });
+  }
   const VectorType vector_type(dtype, ContiguousFeatures(sizes));
   int item_lanes = 1;
   while (item_lanes < kWarp && item_lanes * vector_type.elements() < sizes.class_features()) item_lanes *= 2;

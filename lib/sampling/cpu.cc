@@ -329,7 +329,7 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
 }
 
 const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
-                               const void* d_out, bool is_wide, void* d_x, int32_t*, int64_t) {
+                               const void* d_out, bool is_wide, void* d_x, const CsrTables&) {
   if (std::min({sizes.batches, sizes.pixels(), sizes.channels}) == 0) return nullptr;
   const int64_t threads = device.threads();
   Dispatch<F16, BF16>(dtype, [&](auto tag) {

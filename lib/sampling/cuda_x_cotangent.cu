@@ -4,27 +4,17 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <type_traits>
 
-#include "counting_sort.h"
 #include "device.h"
 #include "division.h"
 #include "launch.h"
 #include "sampling/cuda_point.h"
 #include "sampling/sampling.h"
-#include "sort_words.h"
+#include "scatter/counting_sort.h"
 #include "vector.h"
-#include "zero.h"
 
 namespace dcn {
 namespace {
-
-// What a sample adds to the pixel of a tap.
-template <typename A>
-struct alignas(2 * sizeof(A)) SortedTap {
-  std::conditional_t<sizeof(A) == sizeof(int32_t), int32_t, int64_t> point;  // so that there is no padding
-  A weight;
-};
 
 // The taps of an image's samples, whose rows are the pixels. An id is point · taps + tap.
 template <typename A, typename S>
@@ -67,19 +57,6 @@ struct TapTables {
   __device__ Table operator[](int64_t table) const { return {sizes, locations, first + table}; }
 };
 
-// The taps of all samples of an image: as many of a sample as its Shape has.
-DCN_HOST_DEVICE int64_t Entries(const SamplingSizes& sizes) {
-  return sizes.points * (sizes.dims == 3 ? 8 : sizes.rules.interpolation == Interpolation::kCubic ? 16 : 4);
-}
-
-// What a table takes in the workspace: the sorted taps, their ids, and the starts of the rows.
-template <typename A>
-int64_t TableWords(const SamplingSizes& sizes) {
-  const int64_t entries = Entries(sizes);
-  static_assert(SortedTapWords(sizeof(A)) * 4 == sizeof(SortedTap<A>));
-  return entries * (SortedTapWords(sizeof(A)) + 1) + sizes.pixels() + 1;
-}
-
 // The sorted taps of consecutive images, and what the gather kernels add up and store.
 template <typename T>
 struct TapRows {
@@ -103,7 +80,7 @@ struct TapRows {
   __device__ Row operator[](int64_t pixel_of_all) const {
     const int64_t pixels = sizes.pixels(), image = by_pixels.Quotient(pixel_of_all);
     const int32_t* const start = row_start + image * (pixels + 1) + pixel_of_all - image * pixels;
-    return {taps + image * Entries(sizes), start[0], start[1],
+    return {taps + image * sizes.sorted_taps(), start[0], start[1],
             d_out + (first_image + image) * sizes.points * sizes.channels};
   }
 
@@ -165,58 +142,29 @@ __global__ void GatherLongRowsKernel(TapRows<T> rows) {
   }
 }
 
-template <typename T, typename S>
-const char* SortAndGather(const Device& device, const SamplingSizes& sizes, const void* locations, const T* d_out,
-                          bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
-  using A = Accumulator<T>;
-  const int64_t images_at_once = workspace_size / TableWords<A>(sizes);
-  const int64_t entries = Entries(sizes);
-  TapTables<A, S> tables = {sizes, static_cast<const A*>(locations), 0};
-  for (; tables.first < sizes.batches; tables.first += images_at_once) {
-    const int64_t images = std::min(images_at_once, sizes.batches - tables.first);
-    auto* const sorted = reinterpret_cast<SortedTap<A>*>(workspace);
-    int32_t* const ids = reinterpret_cast<int32_t*>(sorted + images * entries);
-    int32_t* const row_start = ids + images * entries;
-    const CsrTables<SortedTap<A>> csr = {images, int32_t(sizes.pixels()), int32_t(entries), row_start, sorted, ids};
-    const char* failure = SortByRow(device, tables, csr);
-    if (failure) return failure;
-    const TapRows<T> rows = {
-        sizes, tables.first, images, row_start, sorted, d_out, is_wide, d_x, WideDivisor(sizes.pixels())};
-    failure = DispatchWidth<T>(sizes.channels, [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int64_t pixels = images * sizes.pixels(), vectors = sizes.channels / N;
-      const char* failure =
-          Launch<GatherTapsKernel<T, N>>(device, BlocksFor(pixels * vectors), rows, WideDivisor(vectors));
-      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, BlocksFor(pixels), rows);
-    });
-    if (failure) return failure;
-  }
-  return nullptr;
-}
-
-bool IsEmpty(const SamplingSizes& sizes) {
-  return sizes.batches * sizes.points == 0 || sizes.pixels() == 0 || sizes.channels == 0;
-}
-
 }  // namespace
 
-int64_t MinWorkspaceSize(DType dtype, const SamplingSizes& sizes) {
-  if (IsEmpty(sizes)) return 0;
-  return DispatchAccumulator(dtype, [&](auto tag) { return TableWords<decltype(tag)>(sizes); });
-}
-
 const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
-                               const void* d_out, bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+                               const void* d_out, bool is_wide, void* d_x, const CsrTables& room) {
+  return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
-    if (IsEmpty(sizes)) {
-      const int64_t elements = sizes.batches * sizes.pixels() * sizes.channels;
-      return is_wide ? SetZero<Accumulator<T>>(device, d_x, elements) : SetZero<T>(device, d_x, elements);
-    }
-    return DispatchShape(sizes, [&](auto shape) {
-      return SortAndGather<T, decltype(shape)>(device, sizes, locations, static_cast<const T*>(d_out), is_wide, d_x,
-                                               workspace, workspace_size);
-    });
+    using A = Accumulator<T>;
+    constexpr int N = decltype(width)::value;
+    const auto sort_and_gather = [&](int64_t first, const CsrTables& csr) {
+      const char* failure = DispatchShape(sizes, [&](auto shape) {
+        const TapTables<A, decltype(shape)> tables = {sizes, static_cast<const A*>(locations), first};
+        return SortByRow<SortedTap<A>>(device, tables, csr);
+      });
+      if (failure) return failure;
+      const auto* const taps = static_cast<const SortedTap<A>*>(csr.values);
+      const TapRows<T> rows = {sizes,         first, csr.tables,
+                               csr.row_start, taps,  static_cast<const T*>(d_out),
+                               is_wide,       d_x,   WideDivisor(sizes.pixels())};
+      const int64_t pixels = csr.tables * sizes.pixels(), vectors = sizes.channels / N;
+      failure = Launch<GatherTapsKernel<T, N>>(device, BlocksFor(pixels * vectors), rows, WideDivisor(vectors));
+      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, BlocksFor(pixels), rows);
+    };
+    return InParts(room, sizes.batches, sort_and_gather);
   });
 }
 

@@ -2,7 +2,6 @@
 // backend module compiles this file with its own Device.
 #include "sampling/sampling.h"
 
-#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "ffi/checks.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
+#include "scatter/operands.h"
 
 namespace dcn {
 namespace {
@@ -50,8 +50,7 @@ SamplingSizes DecodeSampling(const ffi::Dictionary& attributes, DType dtype, ffi
   }
   CheckFitsInt32("the number of an image's pixels", pixels);
   CheckFitsInt32("the number of a pixel's bytes", SaturatingMultiply(sizes.channels, BytesOf(dtype)));
-  CheckFitsInt32("the number of pixels that the samples of an image read",
-                 SaturatingMultiply(sizes.points, std::max(sizes.taps(), sizes.dims == 3 ? 8 : 4)));
+  CheckFitsInt32("the number of pixels that the samples of an image read", sizes.sorted_taps());
   Require(sizes.rules.interpolation != Interpolation::kCubic || dims == 2, "cubic interpolation needs two axes, x has ",
           dims);
   Require(locations.dimensions()[0] == sizes.batches, "locations has ", locations.dimensions()[0],
@@ -69,17 +68,16 @@ const char* SamplingImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer locati
 }
 
 const char* SamplingXCotangentImpl(Device& device, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
-                                   ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
+                                   ffi::Result<ffi::AnyBuffer> d_x, ffi::RemainingRets sorted,
                                    ffi::Dictionary attributes) {
   const DType dtype = DecodeDType(d_out.element_type());
   const SamplingSizes sizes = DecodeSampling(attributes, dtype, *d_x, locations, d_out);
   const bool is_wide = d_x->element_type() != d_out.element_type();
   if (is_wide) CheckType("d_x", *d_x, locations.element_type());
-  int64_t min_workspace_size = 0;
-  if constexpr (Device::kNeedsWorkspace) min_workspace_size = MinWorkspaceSize(dtype, sizes);
-  const int64_t workspace_size = DecodeWorkspaceSize(*workspace, min_workspace_size);
+  const CsrTables tables =
+      DecodeSorted(sorted, sizes.batches, {sizes.pixels(), sizes.sorted_taps(), kTapNumbers, locations.element_type()});
   return DCN_BEST(SamplingXCotangent)(device, dtype, sizes, locations.untyped_data(), d_out.untyped_data(), is_wide,
-                                      d_x->untyped_data(), workspace->typed_data<int32_t>(), workspace_size);
+                                      d_x->untyped_data(), tables);
 }
 
 const char* LocationsCotangentImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,

@@ -11,6 +11,7 @@
 #include "dtype.h"
 #include "host_device.h"
 #include "sampling/geometry.h"
+#include "scatter/tables.h"
 
 namespace dcn {
 
@@ -30,6 +31,10 @@ struct SamplingSizes {
     for (int axis = 0; axis < dims; ++axis) product *= rules.taps();
     return product;
   }
+  // The taps of all samples of an image, of which some may read no pixel: as many of a sample as its Shape has on CUDA.
+  DCN_HOST_DEVICE int64_t sorted_taps() const {
+    return points * (dims == 3 ? 8 : rules.interpolation == Interpolation::kCubic ? 16 : 4);
+  }
   // The index of a point's coordinate along an axis, and the distance from that of one point to that of the next.
   DCN_HOST_DEVICE int64_t coordinate(int64_t batch, int64_t point, int axis) const {
     return is_planar ? (batch * dims + axis) * points + point : (batch * points + point) * dims + dims - 1 - axis;
@@ -44,11 +49,10 @@ struct SamplingSizes {
 // dims, points]; out: T[batches, points, channels].
 const char* Sample(Device&, DType, const SamplingSizes&, const void* x, const void* locations, void* out);
 
-// d_x: the cotangent of x, of type A if it is wide, else T. The workspace has `workspace_size` elements: at least
-// MinWorkspaceSize, if the Device needs a workspace (kNeedsWorkspace); otherwise it may have none.
-int64_t MinWorkspaceSize(DType, const SamplingSizes&);
+// d_x: the cotangent of x, of type A if it is wide, else T. A Device that sorts (kSorts) sorts the taps of as many
+// images at a time as there are tables; their rows are the pixels.
 const char* SamplingXCotangent(Device&, DType, const SamplingSizes&, const void* locations, const void* d_out,
-                               bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size);
+                               bool is_wide, void* d_x, const CsrTables&);
 
 // d_locations: the cotangent of the locations, of type A and their shape.
 const char* SamplingLocationsCotangent(Device&, DType, const SamplingSizes&, const void* x, const void* locations,

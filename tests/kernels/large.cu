@@ -83,8 +83,8 @@ void TestConvolution(Device& device) {
   Expect("the last mask's cotangent", d_mask.last(), 15);
   Expect("the last offset's cotangent", d_offset.last(), -15);
   Large<int32_t> samples(4 * kBatches), cell_start(5 * kBatches), workspace(kBatches);
-  const SortedSamples sorted = {samples.data(), cell_start.data()};
-  Check(SortSamples(device, DType::kF32, sizes, positions, sorted, workspace.data()));
+  const CsrTables sorted = {kBatches, sizes.cells(), 1, cell_start.data(), samples.data(), workspace.data()};
+  Check(SortSamples(device, DType::kF32, sizes, positions, sorted));
   const GatherSizes gather = {kBatches, 1, 1, kChannels, 1, false, 1, kBatches, kBatches, 1};
   Check(GatherSamples(device, DType::kF32, gather, sorted, origin.data(), d_columns.data(), false, d_x.data()));
   Expect("the last pixel's cotangent", d_x.last(), 7);
@@ -110,10 +110,10 @@ void TestConvolutionOfManySamples(Device& device) {
   const Sizes sizes = {kOneTap, kBatches, 1, 1, 1, 1, kPoints, 1, kBatches, kBatches, 1};
   Large<float> offset(2 * kBatches * kPoints), d_columns(kBatches * kPoints), d_x(kBatches);
   Large<int32_t> samples(4 * kBatches * kPoints), cell_start(5 * kBatches), ids(kBatches * kPoints), origin(4);
-  const SortedSamples sorted = {samples.data(), cell_start.data()};
+  const CsrTables sorted = {kBatches, sizes.cells(), kPoints, cell_start.data(), samples.data(), ids.data()};
   offset.last() = 1 - kPoints;  // to column 0
   d_columns.last() = 5;
-  Check(SortSamples(device, DType::kF32, sizes, {offset.data(), nullptr, origin.data()}, sorted, ids.data()));
+  Check(SortSamples(device, DType::kF32, sizes, {offset.data(), nullptr, origin.data()}, sorted));
   Expect("the number of sorted samples", float(cell_start.last()), 2);
   const GatherSizes gather = {kBatches, 1, 1, 1, 1, false, kPoints, kBatches, kBatches, kPoints};
   Check(GatherSamples(device, DType::kF32, gather, sorted, origin.data(), d_columns.data(), false, d_x.data()));
@@ -164,12 +164,12 @@ void TestAggregation(Device& device, int64_t batches, int64_t queries, int64_t h
   AggregationSizes sizes = {batches, heads, channels, width, queries, 1, 1, 1};
   sizes.levels[0] = {1, width, 1, 0, 0};
   sizes.sampling = SamplingMethod::kBilinear;
-  const int64_t tables = batches * heads, workspace_size = tables * MinWorkspaceSize(DType::kF32, sizes);
-  const int64_t samples = tables * queries;
+  const int64_t tables = batches * heads, samples = tables * queries, rows = queries + sizes.levels[0].cells();
   Large<float> value(tables * width * channels), d_value(tables * width * channels);
   Large<float> out(samples * channels), d_out(samples * channels);
   Large<float> locations(2 * samples), weights(samples), d_locations(2 * samples), d_weights(samples);
-  Large<int32_t> origin(2), workspace(workspace_size);
+  Large<int32_t> origin(2), sorted(4 * samples), row_start(tables * (rows + 1)), ids(samples);
+  const CsrTables room = {tables, rows, queries, row_start.data(), sorted.data(), ids.data()};
   const Taps taps = {locations.data(), weights.data(), origin.data()};
   locations.last(2) = 1 - 0.5f / float(width);
   locations.last() = 0.5;
@@ -182,8 +182,7 @@ void TestAggregation(Device& device, int64_t batches, int64_t queries, int64_t h
                       d_weights.data()));
   Expect("the last weight's cotangent", d_weights.last(), 15);
   Expect("the last location's cotangent", d_locations.last(), -30);
-  Check(ValueCotangent(device, DType::kF32, sizes, taps, d_out.data(), true, d_value.data(), workspace.data(),
-                       workspace_size));
+  Check(ValueCotangent(device, DType::kF32, sizes, taps, d_out.data(), true, d_value.data(), room));
   Expect("the last value's cotangent", d_value.last(), 10);
 }
 
@@ -212,17 +211,16 @@ void TestAggregationOfWideLevel(Device& device) {
 void TestSampling(Device& device, int64_t points, int64_t channels) {
   SamplingSizes sizes = {kBatches, points, channels, 2, {1, 1, 1}, {}, false};
   sizes.rules = {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kZero};
-  const int64_t workspace_size = kBatches * MinWorkspaceSize(DType::kF32, sizes);
-  const int64_t samples = kBatches * points;
+  const int64_t samples = kBatches * points, entries = sizes.sorted_taps();
   Large<float> x(kBatches * channels), d_x(kBatches * channels), out(samples * channels), d_out(samples * channels);
   Large<float> locations(2 * samples), d_locations(2 * samples);
-  Large<int32_t> workspace(workspace_size);
+  Large<int32_t> taps(2 * kBatches * entries), row_start(2 * kBatches), ids(kBatches * entries);
+  const CsrTables room = {kBatches, 1, entries, row_start.data(), taps.data(), ids.data()};
   x.last() = 3;
   d_out.last() = 5;
   Check(Sample(device, DType::kF32, sizes, x.data(), locations.data(), out.data()));
   Expect("the last point", out.last(), 3);
-  Check(SamplingXCotangent(device, DType::kF32, sizes, locations.data(), d_out.data(), true, d_x.data(),
-                           workspace.data(), workspace_size));
+  Check(SamplingXCotangent(device, DType::kF32, sizes, locations.data(), d_out.data(), true, d_x.data(), room));
   Expect("the last pixel's cotangent, of sampling,", d_x.last(), 5);
   Check(SamplingLocationsCotangent(device, DType::kF32, sizes, x.data(), locations.data(), d_out.data(),
                                    d_locations.data()));

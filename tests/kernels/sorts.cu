@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "cuda/counting_sort.h"
+#include "scatter/counting_sort.h"
 
 namespace dcn {
 namespace {
@@ -77,9 +77,8 @@ void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
   int32_t* const row_start = Allocate(num_starts);
   // The values of entries without a row are not written.
   int32_t* const values = Allocate(num_words, std::vector<int32_t>(num_words, -1).data());
-  const CsrTables<Value> csr = {
-      tables, rows, entries, row_start, reinterpret_cast<Value*>(values), Allocate(row.size())};
-  Check(SortByRow(Device(nullptr), GivenTables<kWords, kItemEntries>{given, entries}, csr));
+  const CsrTables csr = {tables, rows, entries, row_start, values, Allocate(row.size())};
+  Check(SortByRow<Value>(Device(nullptr), GivenTables<kWords, kItemEntries>{given, entries}, csr));
   Check(Failure(cudaDeviceSynchronize()));
   Write(row_start, num_starts, results);
   Write(values, num_words, results);

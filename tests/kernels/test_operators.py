@@ -5,9 +5,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_dcn
+from jax_dcn._operators import scatter
 from jax_dcn._operators.deform_conv import im2col_plan, plan, primitive
 from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._primitive.chain import Step
@@ -51,16 +53,24 @@ def test_these_tests_run_the_kernels(interpreter):
     assert [name for name in interpreter.handlers.values() if f"@{name}(" not in text] == []
 
 
-# The other handlers are compiled from the same files as those of the CPU.
+# The other handlers are compiled from the same files as those of the CPU, and sort as those of "points" do.
+QUICK = ("columns", "points")
 OTHERS = [
-    pytest.param(name, marks=pytest.mark.thorough) for name in ffi_calls.FUNCTIONS if name not in ("columns", "fused")
+    pytest.param(name, marks=pytest.mark.thorough) for name in ffi_calls.FUNCTIONS if name not in ("fused", *QUICK)
 ]
 
 
-@pytest.mark.parametrize("function", ["columns", *OTHERS])
+@pytest.mark.parametrize("function", [*QUICK, *OTHERS])
 @pytest.mark.slow
 def test_wrong_calls_are_refused(function):
     ffi_calls.check_that_wrong_calls_are_refused(function, "cuda")
+
+
+def test_no_room_for_a_table():
+    call = ffi_calls.valid_calls("points", "cuda")["dcn_sampling_x_cotangent"]
+    d_x, *tables = call.results
+    no_tables = [jax.ShapeDtypeStruct((0, *table.shape[1:]), table.dtype) for table in tables]
+    assert call._replace(results=[d_x, *no_tables]).is_refused()
 
 
 test_conv_far_on_the_torus = conv_values.test_huge_offsets_stay_on_the_torus
@@ -99,6 +109,28 @@ def test_conv_parts_of_16_bits(held, sort_bytes, dtype, monkeypatch):
     has_parts, actual = gradients()
     assert (is_a_loop, has_parts) == (False, True)
     assert_close(actual, expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("name", ["sampling-bicubic_of_two_channels", "aggregation-attention"])
+def test_sorted_tables(name, monkeypatch):
+    """As many tables are sorted at a time as the budget has room for, and their number does not change a bit."""
+    case = values.CASES[name]
+    operands, cotangent, function = case.operands(lead=(5,)), case.cotangent(lead=(5,)), case.with_backend()
+
+    def planned():
+        _, of_sampled, *_ = jax_dcn.kernel_plan(function, *operands, platform="cuda")
+        return of_sampled
+
+    def gradient():
+        jax.clear_caches()
+        return jax.jit(lambda: jax.vjp(function, *operands)[1](jnp.asarray(cotangent, jnp.float32))[0])()
+
+    total, expected = planned().choices.count, gradient()
+    table_bytes = planned().workspace_bytes // total
+    for count in (1, 2):
+        monkeypatch.setattr(scatter, "SORT_BYTES", (count + 1) * table_bytes - 1)
+        assert total >= 5 and planned().choices.count == count
+        np.testing.assert_array_equal(gradient(), expected)
 
 
 test_conv_vectors = conv_vectors.test_values

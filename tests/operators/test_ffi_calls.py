@@ -146,8 +146,8 @@ def longer(array, *dimensions):
     return {f"{array} longer in {k}" for k in dimensions}
 
 
-# The changes after which a call is as valid as before: an operand that may be absent, a larger image or workspace,
-# another padding.
+# The changes after which a call is as valid as before: an operand that may be absent, a larger image, another
+# padding.
 WINDOW = {"padding[0] -1", "padding[1] -1"}
 CONVOLUTION = WINDOW | {"not circular", "operand one missing"}
 VALID = {
@@ -176,17 +176,17 @@ VALID = {
     },
     "window": {
         "dcn_aggregate": WINDOW | longer("operand 0", 1, 2),
-        "dcn_aggregation_value_cotangent": WINDOW | longer("result 0", 1, 2) | longer("result 1", 0),
+        "dcn_aggregation_value_cotangent": WINDOW | longer("result 0", 1, 2),
         "dcn_aggregation_tap_cotangents": WINDOW | longer("operand 0", 1, 2),
     },
     "levels": {
         "dcn_aggregate": {"not discrete"},
-        "dcn_aggregation_value_cotangent": {"not discrete"} | longer("result 1", 0),
+        "dcn_aggregation_value_cotangent": {"not discrete"},
         "dcn_aggregation_tap_cotangents": {"not discrete"},
     },
     "points": {
         "dcn_sampling": longer("operand 0", 1, 2),
-        "dcn_sampling_x_cotangent": longer("result 0", 1, 2) | longer("result 1", 0),
+        "dcn_sampling_x_cotangent": longer("result 0", 1, 2),
         "dcn_sampling_locations_cotangent": longer("operand 0", 1, 2),
     },
 }
@@ -202,7 +202,10 @@ def check_that_wrong_calls_are_refused(function, platform):
         call.run()
         with jax.enable_x64(True):
             accepted = {change for change, wrong in wrong_calls(call) if not wrong.is_refused()}
-        assert accepted == VALID[function][name], name
+        valid = VALID[function][name]
+        if platform == "cuda" and name in ("dcn_aggregation_value_cotangent", "dcn_sampling_x_cotangent"):
+            valid = valid - longer("result 0", 1, 2)  # the other results have its size, too
+        assert accepted == valid, name
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from jax_dcn._operators import workspace
 from jax_dcn._operators.deform_conv import im2col_plan
+from jax_dcn._primitive import parts
 from tests.helpers.aggregation import cases as aggregation
 from tests.helpers.deform_conv.cases import CASES, Operands, assert_close, convolve
 from tests.helpers.operators import pull_back
@@ -138,7 +138,7 @@ def test_a_result_of_the_shape_of_x():
 
 
 def limit_samples(monkeypatch, held):
-    monkeypatch.setattr(workspace, "REFERENCE_BYTES", held)
+    monkeypatch.setattr(parts, "REFERENCE_BYTES", held)
     for name in im2col_plan.COLUMN_BYTES:
         monkeypatch.setitem(im2col_plan.COLUMN_BYTES, name, held // 2)
 

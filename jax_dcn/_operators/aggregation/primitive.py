@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators import workspace
 from jax_dcn._operators.aggregation.arguments import Operands, check_operands
 from jax_dcn._operators.aggregation.geometry import DCNv3Window, Spec, levels_of
 from jax_dcn._operators.aggregation.reference import reference
+from jax_dcn._operators.scatter import SAMPLE_NUMBERS, Table, cells, plan_sums
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.partition import Shard
+from jax_dcn._primitive.parts import part_length
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
 from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._primitive.target import Target
@@ -60,14 +61,10 @@ def plan(request: Request, operands: Operands[Shaped]) -> Plans:
     names = ("forward",) if request.step is None else request.step.arguments
     plans = {name: ComputationPlan(name, "kernel") for name in names}
     if "value" in names:
-        # As TableLayout of lib/aggregation/cuda_value_cotangent.cu: each sample has a record, an id and a row's start.
-        words = extension.modules["cpu"].sorted_sample_words(locations.dtype.itemsize) + 2
-        cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(spec, value))
-        size = words * math.prod(locations.shape[1:-3]) * spec.taps + cells + 1
-        heads = value.shape[0] * value.shape[-2]
-        plans["value"] = workspace.plan_sums(
-            request, "value", value, locations, unit="head", total=heads, sort_size=size
-        )
+        samples = math.prod(locations.shape[1:-3]) * spec.taps
+        rows = samples + sum(cells(level.height, level.width) for level in levels_of(spec, value))  # always enough
+        table = Table(samples, rows, SAMPLE_NUMBERS, locations.dtype)
+        plans["value"] = plan_sums(request, "value", value, table, unit="head", total=value.shape[0] * value.shape[-2])
     return plans
 
 
@@ -75,7 +72,7 @@ def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any
     """The lengths of the parts of queries in which derivatives of the reference are evaluated."""
     value, locations, _ = operands
     row_bytes = math.prod(locations.shape[2:-1]) * value.shape[-1] * locations.dtype.itemsize
-    return {"batch": 1, "rows": workspace.part_length(row_bytes)}
+    return {"batch": 1, "rows": part_length(row_bytes)}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -113,9 +110,9 @@ def cotangent(
     out = {}
     if "value" in plans:
         sums = plans["value"].choices
-        results = [(value.shape, sums.dtype), ((sums.workspace_size,), jnp.int32)]
+        results = [(value.shape, sums.dtype), *sums.sorted_results]
         name = "dcn_aggregation_value_cotangent"
-        out["value"], _ = _call(name, locations, weights, first, ct, spec=spec, results=results)
+        out["value"], *_ = _call(name, locations, weights, first, ct, spec=spec, results=results)
     taps = {"locations": locations, "weights": weights}
     if requested := [name for name in taps if name in plans]:
         cotangents = _call(

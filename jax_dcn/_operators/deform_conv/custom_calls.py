@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
-from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
+from jax_dcn._operators.scatter import SAMPLE_NUMBERS, Table, cells
 from jax_dcn._primitive import extension
 
 
@@ -103,20 +103,19 @@ def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array) -> jax.A
 class SortedSamples(NamedTuple):
     """Samples by image and offset group, in the order of the pixels of x that they read."""
 
-    samples: jax.Array  # [n, G, rows·columns·K, 4 or 8], int32: SortedSample in lib/cuda/cells.h
-    cell_start: jax.Array  # [n, G, cells + 1]
+    values: jax.Array  # [n, G, rows·columns·K, 4]: SortedSample in lib/scatter/tables.h
+    row_start: jax.Array  # [n, G, cells + 1]
     start: tuple[ArrayLike, ArrayLike]  # the first image and row of offset
 
 
 def sort_samples(x: jax.Array, samples: Samples) -> SortedSamples:
     """Sorts the samples for `gather_samples`, on a GPU. Of x, only the size counts."""
-    (images, _), itemsize = samples.size, samples.offset.dtype.itemsize
     groups, taps = groups_and_taps(samples.offset, samples.kernel_size)
-    shapes = sorted_shapes((images, groups), math.prod(samples.shape[1:]) * taps, x.shape[1:-1], itemsize)
-    sorted_samples, cell_start, _ = call(
-        "dcn_sort_samples", *(x, *positions(samples)), samples=samples, results=[(shape, jnp.int32) for shape in shapes]
-    )
-    return SortedSamples(sorted_samples, cell_start, samples.start)
+    images, *pixels = samples.shape
+    table = Table(math.prod(pixels) * taps, cells(*x.shape[1:-1]), SAMPLE_NUMBERS, samples.offset.dtype)
+    results = table.results((images, groups))
+    values, row_start, _ = call("dcn_sort_samples", x, *positions(samples), samples=samples, results=results)
+    return SortedSamples(values, row_start, samples.start)
 
 
 def gather_samples(samples: Samples, sorted_samples: SortedSamples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
@@ -130,7 +129,7 @@ def gather_samples(samples: Samples, sorted_samples: SortedSamples, d_columns: j
     start = jnp.stack([jnp.asarray(i, jnp.int32) for i in (image, jnp.subtract(image, first_image), first_sample)])
     (out,) = extension.call(
         "dcn_gather_samples",
-        *(sorted_samples.samples, sorted_samples.cell_start, start, d_columns, d_x),
+        *(sorted_samples.values, sorted_samples.row_start, start, d_columns, d_x),
         results=[(d_x.shape, d_x.dtype)],
         aliases={4: 0},
         circular=samples.window.circular,

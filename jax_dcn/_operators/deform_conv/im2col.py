@@ -171,9 +171,7 @@ class _CotangentSums:
             return custom_calls.gather_samples(samples, sorted_samples, d_columns, d_x)
         if self.convolution.spec.dims == 2:
             return custom_calls.x_cotangent(samples, d_columns, d_x)
-        (images, planes), choices = samples.size, self.choices
-        size = images * (planes * choices.x.sort_row + choices.x.sort_image)
-        return volumes.x_cotangent(samples, d_columns, d_x, workspace_size=size)
+        return volumes.x_cotangent(samples, d_columns, d_x, is_on_gpu=self.choices.is_on_gpu)
 
 
 def _images_at(image: ArrayLike, count: int, x: jax.Array, convolution: Convolution) -> Images | Volumes:

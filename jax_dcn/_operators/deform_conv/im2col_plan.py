@@ -1,7 +1,7 @@
 """The plans of the im2col path: parts that fit into a budget of workspace, and what a GPU sorts at a time."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
-from jax_dcn._operators.sampling.primitive import sort_words
-from jax_dcn._primitive import extension
+from jax_dcn._operators.scatter import CONVOLUTION_SORT_BYTES, SAMPLE_NUMBERS, TAP_NUMBERS, Table, cells
 from jax_dcn._primitive.parts import balanced
 from jax_dcn._primitive.plan import ComputationPlan, Plans, counted
 from jax_dcn._primitive.promotion import sum_dtype
@@ -23,8 +22,6 @@ from jax_dcn._types import Shaped
 # 16 images takes 11 % more time with 48 MiB than with 96, 6 % less with 192, and 10 % less with 400.
 COLUMN_BYTES = {"cpu": 8 * 2**20, "cuda": 96 * 2**20}
 REFERENCE_DIVISOR = 16  # of two budgets: derivatives of the reference hold up to 25 arrays of the size of the columns
-# The most that the samples of a convolution that are sorted at a time on a GPU may take, if they are several images.
-CONVOLUTION_SORT_BYTES = 64 * 2**20
 PRODUCT_TILE = 128  # rows and columns of a product's result that an SM computes at a time
 UNKNOWN_SMS = 128  # of a GPU that is not known, as of exported programs
 
@@ -38,9 +35,6 @@ class XCotangent:
     # What a GPU sorts at a time, for several parts: the samples of whole images, or else of rows of one image.
     sorted_images: int = 0
     sorted_rows: int = 0
-    # Of volumes, whose samples it sorts part by part: 32-bit elements per output plane, and per volume.
-    sort_row: int = 0
-    sort_image: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,10 +101,10 @@ def gradients(requested: Mapping[str, str], all_reduced: Collection[str], proble
 
 def _with_x_of_volumes(problem: Problem, dtype: Any, row_bytes: Any, budget: int) -> tuple[int, int, XCotangent]:
     """The parts, and the cotangent of x: the sums of a part's samples, which a kernel computes, are added up."""
-    sort_row, sort_image = _volume_sort_words(problem) if problem.target.platform == "cuda" else (0, 0)
-    image_bytes = 4 * sort_image + _image_sum_bytes(problem)
-    parts = _fitting(problem.offset, row_bytes + 4 * sort_row, budget, image_bytes)
-    return *parts, XCotangent(dtype, has_sums=True, sort_row=sort_row, sort_image=sort_image)
+    without_rows = _sort_bytes(0, problem)
+    sort_row = _sort_bytes(1, problem) - without_rows
+    parts = _fitting(problem.offset, row_bytes + sort_row, budget, without_rows + _image_sum_bytes(problem))
+    return *parts, XCotangent(dtype, has_sums=True)
 
 
 def _with_x_of_images(problem: Problem, dtype: Any, row_bytes: Any, budget: int) -> tuple[int, int, XCotangent]:
@@ -156,22 +150,13 @@ def _workspace_bytes(computation: str, choices: Im2col, problem: Problem) -> int
         return columns * _column_bytes(problem)
     size = columns * choices.columns_dtype.itemsize
     if computation == "x":
-        sums = _image_sum_bytes(problem) if x.has_sums else 0
-        size += images * (4 * (rows * x.sort_row + x.sort_image) + sums)
+        size += images * _image_sum_bytes(problem) if x.has_sums else 0
+        size += images * _sort_bytes(rows, problem) if problem.spec.dims == 3 else 0
         if x.sorted_images:
             size += _at_most(x.sorted_images, offset.shape[0]) * _sort_bytes(offset.shape[1], problem)
         if x.sorted_rows:
             size += _sort_bytes(x.sorted_rows, problem)
     return size
-
-
-def sorted_shapes(
-    tables: tuple[Any, ...], samples: Any, image_size: Sequence[Any], sum_itemsize: int
-) -> list[tuple[Any, ...]]:
-    """The shapes of the sorted samples, the starts of the cells and the workspace, all int32, of an array of tables."""
-    height, width = image_size
-    words = extension.modules["cpu"].sorted_sample_words(sum_itemsize)
-    return [(*tables, samples, words), (*tables, (height + 1) * (width + 1) + 1), (*tables, samples)]
 
 
 def _fitting(offset: Shaped, row_bytes: Any, budget: int, image_bytes: Any = 0) -> tuple[int, int]:
@@ -207,22 +192,17 @@ def _columns_cotangent_dtype(problem: Problem) -> Any:
     return sum_dtype(dtype) if is_wide else jnp.dtype(dtype)
 
 
-def _volume_sort_words(problem: Problem) -> tuple[Any, Any]:
-    """32-bit elements that a GPU needs to sort the samples of volumes by pixel of x: per output plane, and per volume.
-
-    Each sample is an entry of eight pixels, as in the sampling, whose kernel sorts them.
-    """
-    offset_groups, taps = problem.groups_and_taps
-    entries = 8 * problem.row_pixels * offset_groups * taps
-    return entries * sort_words(problem.offset.dtype), offset_groups * (math.prod(problem.x.shape[1:-1]) + 1)
-
-
 def _sort_bytes(rows: Any, problem: Problem) -> Any:
-    """The bytes that a GPU needs to sort the samples of some rows of one image by pixel of x."""
-    offset_groups, taps = problem.groups_and_taps
+    """The bytes that a GPU needs to sort the samples of some rows of one image, or of some planes of one volume."""
+    if problem.target.platform != "cuda":
+        return 0
+    (offset_groups, taps), size, dtype = problem.groups_and_taps, problem.x.shape[1:-1], problem.offset.dtype
     samples = rows * problem.row_pixels * taps
-    shapes = sorted_shapes((offset_groups,), samples, problem.x.shape[1:-1], problem.offset.dtype.itemsize)
-    return 4 * sum(map(math.prod, shapes))
+    if problem.spec.dims == 2:
+        table = Table(samples, cells(*size), SAMPLE_NUMBERS, dtype)
+    else:  # a sample has eight taps
+        table = Table(8 * samples, math.prod(size), TAP_NUMBERS, dtype)
+    return offset_groups * table.num_bytes
 
 
 def _most_sorted_rows(problem: Problem) -> int | None:

@@ -86,14 +86,14 @@ class Volumes:
         return out
 
 
-def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
+def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, is_on_gpu: bool) -> jax.Array:
     """`d_x` [n, D, H, W, C], the sums of the images of these samples, with the contribution of these added."""
     part = _PartSamples(samples)
     *shape, channels = d_x.shape
     points, spec = part.points(part.offset, shape[1:])
     by_group = (shape[0] * part.groups, *shape[1:], channels // part.groups)
-    d_samples, sums = part.samples_cotangent(d_columns), (by_group, d_x.dtype)
-    added = sampling.x_cotangent(points, d_samples, spec, sums=sums, workspace_size=workspace_size)
+    sorts = sampling.tap_table(by_group, points, spec).results(by_group[:1]) if is_on_gpu else []
+    added = sampling.x_cotangent(points, part.samples_cotangent(d_columns), spec, [(by_group, d_x.dtype), *sorts])
     added = added.reshape(shape[0], part.groups, *by_group[1:])
     return d_x + _of_all_groups(added)
 

@@ -11,12 +11,13 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
-from jax_dcn._operators import workspace
 from jax_dcn._operators.sampling.arguments import Operands, check_operands
 from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
 from jax_dcn._operators.sampling.reference import reference
+from jax_dcn._operators.scatter import TAP_NUMBERS, Table, plan_sums
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
+from jax_dcn._primitive.parts import part_length
 from jax_dcn._primitive.plan import ComputationPlan, Plans, Request
 from jax_dcn._primitive.primitive import Primitive
 from jax_dcn._primitive.target import Target
@@ -48,23 +49,21 @@ def plan(request: Request, operands: Operands[Shaped]) -> Plans:
     names = ("forward",) if request.step is None else request.step.arguments
     plans = {name: ComputationPlan(name, "kernel") for name in names}
     if "x" in names:
-        entries = spec.points(locations) * spec.sorted_taps
-        size = entries * sort_words(locations.dtype) + math.prod(x.shape[1:-1]) + 1
-        plans["x"] = workspace.plan_sums(request, "x", x, locations, unit="image", total=x.shape[0], sort_size=size)
+        plans["x"] = plan_sums(request, "x", x, tap_table(x.shape, locations, spec), unit="image", total=x.shape[0])
     if "locations" in names and spec.taps == 1:
         plans["locations"] = ComputationPlan("locations", "xla", "it is zero")
     return plans
 
 
-def sort_words(dtype: Any) -> int:
-    """32-bit elements to sort a pixel of a sample: a record of a point and a weight of this type, and an id."""
-    return extension.modules["cpu"].sorted_tap_words(dtype.itemsize) + 1
+def tap_table(x_shape: Sequence[Any], locations: Shaped, spec: Spec) -> Table:
+    """The taps of the samples of an image, by pixel."""
+    return Table(spec.points(locations) * spec.sorted_taps, math.prod(x_shape[1:-1]), TAP_NUMBERS, locations.dtype)
 
 
 def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
     """The lengths of the parts of points in which derivatives of the reference are evaluated."""
     x, locations = operands
-    return {"batch": 1, "points": workspace.part_length(x.shape[-1] * locations.dtype.itemsize)}
+    return {"batch": 1, "points": part_length(x.shape[-1] * locations.dtype.itemsize)}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -99,7 +98,7 @@ def cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spe
     out = {}
     if "x" in plans:
         sums = plans["x"].choices
-        out["x"] = x_cotangent(locations, ct, spec, sums=(x.shape, sums.dtype), workspace_size=sums.workspace_size)
+        out["x"] = x_cotangent(locations, ct, spec, [(x.shape, sums.dtype), *sums.sorted_results])
     if "locations" in plans:
         zero = plans["locations"].path == "xla"
         out["locations"] = jnp.zeros_like(locations) if zero else locations_cotangent(*operands, ct, spec)
@@ -114,11 +113,10 @@ def sample(x: jax.Array, locations: jax.Array, spec: Spec) -> jax.Array:
 
 
 def x_cotangent(
-    locations: jax.Array, d_out: jax.Array, spec: Spec, *, sums: extension.ResultType, workspace_size: int
+    locations: jax.Array, d_out: jax.Array, spec: Spec, results: Sequence[extension.ResultType]
 ) -> jax.Array:
-    """The cotangent of x [n, *sizes, C], of the shape and type `sums`. The workspace is in 32-bit elements."""
-    results = [sums, ((workspace_size,), jnp.int32)]
-    d_x, _ = _call("dcn_sampling_x_cotangent", locations, d_out, spec=spec, results=results)
+    """The cotangent of x [n, *sizes, C], the first of the results. The others are those of a sort, on a GPU."""
+    d_x, *_ = _call("dcn_sampling_x_cotangent", locations, d_out, spec=spec, results=results)
     return d_x
 
 

@@ -137,6 +137,9 @@ class GridCase:
     def cotangent(self, seed=0, lead=()):
         return self.case.cotangent(seed, lead)
 
+    def problems(self):
+        return [(self.cotangent(), self.operands())]
+
     def expected(self, cotangent, operands):
         """(y, gradients) of the numpy reference, with offsets of zero."""
         zeros = np.zeros_like(self.case.operands().offset)

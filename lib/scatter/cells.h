@@ -6,25 +6,12 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "bilinear.h"
-#include "sort_words.h"
+#include "scatter/tables.h"
 #include "vector.h"
 
 namespace dcn {
-
-// A sample in the order of the cells, with all that its pixels need to know.
-template <typename A>
-struct alignas(4 * sizeof(A)) SortedSample {
-  std::conditional_t<sizeof(A) == sizeof(int32_t), int32_t, int64_t> id;  // so that there is no padding
-  A weight, y, x;  // by which its corners are multiplied; the fractions of its location
-};
-
-template <typename A>
-constexpr int64_t kSampleWords = SortedSampleWords(sizeof(A));
-static_assert(kSampleWords<float> * 4 == sizeof(SortedSample<float>));
-static_assert(kSampleWords<double> * 4 == sizeof(SortedSample<double>));
 
 // The samples of two neighbouring cells of a row of cells, in a table. In those of the first cell, the pixel between
 // the cells is a right corner.

@@ -22,20 +22,12 @@
 #include <cstdint>
 
 #include "launch.h"
+#include "scatter/tables.h"
 #include "vector.h"
 
 namespace dcn {
 
 constexpr int32_t kNoRow = -1;
-
-template <typename Value>
-struct CsrTables {
-  int64_t tables;
-  int32_t rows, entries;  // of each table; ids are less than `entries`
-  int32_t* row_start;     // [tables, rows + 1]: the start of each row in the table; the last is the end of all
-  Value* values;          // [tables, entries], sorted by row, then by id
-  int32_t* workspace;     // [tables, entries]
-};
 
 namespace {
 
@@ -359,17 +351,32 @@ __global__ void SortBinsKernel(Tables tables, SortShape shape, int32_t* row_star
   }
 }
 
-template <typename Tables, typename Value>
-const char* SortByRow(const Device& device, const Tables& tables, const CsrTables<Value>& csr) {
-  const SortShape shape(csr.tables, csr.rows, csr.entries, Tables::Table::kEntries);
+template <typename Value, typename Tables>
+const char* SortByRow(const Device& device, const Tables& tables, const CsrTables& csr) {
+  const SortShape shape(csr.tables, int32_t(csr.rows), int32_t(csr.entries), Tables::Table::kEntries);
   const char* failure =
       Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.shares, shape.warps * kWarp}, tables, shape,
-                                      csr.row_start, csr.workspace, reinterpret_cast<int32_t*>(csr.values));
+                                      csr.row_start, csr.workspace, static_cast<int32_t*>(csr.values));
   if (failure) return failure;
   constexpr int kSortThreads = kSortWarps * kWarp;
   const int64_t blocks = CeilDiv(shape.tables * shape.bins, kSortWarps);
-  return Launch<SortBinsKernel<Tables, Value>>(device, {blocks, kSortThreads}, tables, shape, csr.row_start, csr.values,
-                                               csr.workspace);
+  return Launch<SortBinsKernel<Tables, Value>>(device, {blocks, kSortThreads}, tables, shape, csr.row_start,
+                                               static_cast<Value*>(csr.values), csr.workspace);
+}
+
+// Calls f with the first of `all` tables that are sorted at a time, as many as there is room for, and with their
+// arrays. Without tables, f is called once: XLA rejects a captured graph without kernels.
+template <typename F>
+const char* InParts(const CsrTables& room, int64_t all, const F& f) {
+  const char* failure = nullptr;
+  int64_t first = 0;
+  do {
+    CsrTables part = room;
+    part.tables = std::min(room.tables, all - first);
+    failure = f(first, part);
+    first += part.tables;
+  } while (!failure && first < all);
+  return failure;
 }
 
 }  // namespace
