@@ -1,4 +1,4 @@
-"""The comparison of whole detectors, with a tiny one."""
+"""The comparison of whole detectors, and the launches of their training steps, with a tiny one."""
 
 import json
 from functools import partial
@@ -7,13 +7,14 @@ import pytest
 
 pytest.importorskip("optax", reason="the extra 'examples' is not installed")
 
-from benchmarks import whole_models
+from benchmarks import training_programs, whole_models
 from benchmarks.measurements.detectors import Detector, transformers
+from benchmarks.support import gpu_compiler
 from tests.helpers import detectors
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
 WRITE = partial(transformers.write, detectors.CONFIGS["rt_detr"])
-TINY = {"tiny": Detector((128, 128), WRITE, transformers.IMPLEMENTATIONS)}
+TINY = {"tiny": Detector((128, 128), WRITE, transformers.program, transformers.OTHERS)}
 
 
 def test_a_page_has_times_memory_and_the_first_step(monkeypatch, tmp_path):
@@ -29,3 +30,17 @@ def test_a_page_has_times_memory_and_the_first_step(monkeypatch, tmp_path):
     assert rows[1]["first step"]["jax_dcn"]["operations"] > 1000
     (page,) = tmp_path.glob("*-cpu-whole-models.md")
     assert "| tiny  | 1      | float32 | step    | jax_dcn " in page.read_text()
+
+
+def test_a_page_has_the_launches_of_a_step(monkeypatch, tmp_path):
+    try:
+        gpu_compiler.initialise()
+    except gpu_compiler.Missing as reason:
+        pytest.skip(str(reason))
+    monkeypatch.setattr(training_programs, "DETECTORS", TINY)
+    training_programs.main(["--models", "tiny", "--images", "1", "--dtype", "float32", "--out", str(tmp_path)])
+    (page,) = tmp_path.glob("*-h100-training-programs.md")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines()]
+    assert {"reduction", "product", "convolution", "jax_dcn"} < {cells[0] for cells in lines if len(cells) == 3}
+    callers = {cells[2].split(":")[0] for cells in lines if len(cells) == 5}
+    assert {"examples/detr/layers.py", "examples/library/optimiser.py"} < callers
