@@ -11,7 +11,8 @@ FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/ke
 .PHONY: demo build build-cuda test test-slow thorough lint docs format benchmark gpu-check wheel clean
 
 demo: .venv/installed
-	$(BIN)/python -m examples.rfcn --variants deformable --steps 600 --batch-size 4 --validation-images 160 --out out/demo
+	$(BIN)/python -m examples.rfcn --variants deformable --steps 600 --batch-size 4 --validation-images 160 --out out/demo \
+	  --overwrite
 
 build: .venv/installed
 

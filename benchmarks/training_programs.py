@@ -19,7 +19,7 @@ from benchmarks.support import gpu_compiler, memory
 from benchmarks.support.machine import machine
 
 DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
-# Whatever is measured to be the fastest on the GPU where a program runs, is not known here.
+# No autotuning, because there is no GPU to measure on.
 OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 NOTE = (
     "A launch is a kernel of XLA's, or a call of cuBLAS, cuDNN or this package, which may launch several. Products "

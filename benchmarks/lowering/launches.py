@@ -8,7 +8,9 @@ from benchmarks.lowering.hlo import array_bytes
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(.*)$", re.MULTILINE)
-_CALLEES = re.compile(r"(?:body|condition|to_apply|calls)=%?([\w.-]+)")
+_CALLEES = re.compile(
+    r"(?:body|condition|to_apply|calls|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[\w.-]+)"
+)
 _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
 _ROOT = r"^.*/(site-packages/|(?=(examples|benchmarks|jax_dcn)/))"
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
@@ -34,7 +36,7 @@ class Launch(NamedTuple):
 
 
 def launches(text: str) -> list[Launch]:
-    """The launches of a compiled program, in their order, except for those that a loop or a branch has first."""
+    """The launches of a compiled program, in the order of its text: those of all branches of a conditional count."""
     head, *computations = _COMPUTATION.split(text)
     bodies = dict(zip(computations[::2], computations[1::2], strict=True))
     return list(_of_computation(computations[-2], 1, bodies, _Sources(head)))
@@ -47,7 +49,7 @@ def _of_computation(computation, times, bodies, sources) -> Iterator[Launch]:
         types[name] = result
         if operation in _CALLS:
             trips = _TRIPS.search(attributes)
-            for callee in _CALLEES.findall(attributes):
+            for callee in re.findall(r"[\w.-]+", " ".join(_CALLEES.findall(attributes))):
                 yield from _of_computation(callee, times * int(trips[1] if trips else 1), bodies, sources)
         elif operation not in _NO_KERNEL:
             moved = [result, *(types.get(operand, "") for operand in re.findall(r"%([\w.-]+)", operands))]
@@ -59,7 +61,7 @@ def _kind(operation, attributes, bodies):
     if operation == "custom-call":
         target = re.search(r'custom_call_target="([^"]+)"', attributes)[1]
         return next((kind for start, kind in _LIBRARIES.items() if target.startswith(start)), target)
-    fused = bodies[_CALLEES.search(attributes)[1]] if operation == "fusion" else f" {operation}("
+    fused = bodies[_CALLEES.search(attributes)[1].lstrip("%")] if operation == "fusion" else f" {operation}("
     for found, kind in _KINDS.items():
         if f" {found}(" in fused:
             return kind

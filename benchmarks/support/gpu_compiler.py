@@ -1,5 +1,6 @@
 """XLA's compiler for GPUs, which needs no GPU: this environment's, or that of `make .venv/gpu-compiler`."""
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -17,13 +18,15 @@ class Missing(Exception):
     """There is no compiler for GPUs."""
 
 
+@functools.cache
 def initialise():
-    """Makes the compiler known to jax, for programs that are only compiled here. Raises Missing."""
+    """Makes the compiler known to jax, once, for programs that are only compiled here. Raises Missing."""
     try:
         gpus()
     except NotImplementedError:
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # cuDNN and the like are needed to run only
-        sys.path.insert(0, str(Path(sys.prefix) / "gpu-compiler"))
+        folder = str(Path(sys.prefix) / "gpu-compiler")
+        sys.path.insert(0, folder)
         try:
             import jax_plugins.xla_cuda13 as plugin
 
@@ -31,14 +34,14 @@ def initialise():
         except ImportError:
             raise Missing("no jax-cuda13-plugin to compile for GPUs: run `make .venv/gpu-compiler`") from None
         finally:
-            sys.path.pop(0)
+            sys.path.remove(folder)
         # jax does this for plugins that it finds at startup. It registers the partitioner's callbacks, for example.
         for callback in xla_bridge._plugin_callbacks:
             callback(c_api=xla_bridge._backend_factories["cuda"].c_api)
-        if "cuda" not in extension.modules:  # the compiler asks for handlers, whatever they are
-            handler = next(iter(extension.modules["cpu"].handlers.values()))["execute"]
-            for name in extension.cuda_custom_calls:
-                jax.ffi.register_ffi_target(name, handler, platform="CUDA")
+    if "cuda" not in extension.modules:  # the compiler asks for handlers, whatever they are
+        handler = next(iter(extension.modules["cpu"].handlers.values()))["execute"]
+        for name in extension.cuda_custom_calls:
+            jax.ffi.register_ffi_target(name, handler, platform="CUDA")
 
 
 def gpus(count=1, major=9):

@@ -58,7 +58,8 @@ def make_optimiser(recipe: Recipe, params: Any) -> optax.GradientTransformation:
     """The optimiser of parameters with these names, which clips the norm of all gradients together first.
 
     Those that are frozen stay what they are, and do not count in the norm. The others have a rule for each rate and
-    weight decay, whose parameters are one vector: a rule and a norm of each array would double the program of a step.
+    weight decay, whose parameters are one vector: a rule for each array would make the program of a step half as long
+    again.
     """
 
     def name(group, decays):
@@ -92,20 +93,23 @@ def _in_vectors(of_vectors, names):
     """A transformation of arrays, from one of a vector for each of their names. Those that are frozen are in none."""
 
     def packed(tree):
+        """The vectors by name, and the functions that make arrays of them again."""
         members = {}
         jax.tree.map(lambda name, leaf: members.setdefault(name, []).append(leaf), names, tree)
-        return {name: ravel_pytree(leaves) for name, leaves in members.items() if name != "frozen"}
-
-    def vectors(tree):
-        return {name: vector for name, (vector, _) in packed(tree).items()}
+        pairs = {name: ravel_pytree(leaves) for name, leaves in members.items() if name != "frozen"}
+        return tuple({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
 
     def update(gradients, state, params):
-        moved, state = of_vectors.update(vectors(gradients), state, vectors(params))
-        parts = {name: iter(unravel(moved[name])) for name, (_, unravel) in packed(gradients).items()}
-        updates = jax.tree.map(lambda name, leaf: next(parts[name]) if name in parts else 0 * leaf, names, gradients)
-        return updates, state
+        vectors, unpack = packed(gradients)
+        moved, state = of_vectors.update(vectors, state, packed(params)[0])
+        found = {name: iter(unpack[name](vector)) for name, vector in moved.items()}
 
-    return optax.GradientTransformation(lambda params: of_vectors.init(vectors(params)), update)
+        def update_of(name, gradient):
+            return next(found[name]) if name in found else jnp.zeros_like(gradient)
+
+        return jax.tree.map(update_of, names, gradients), state
+
+    return optax.GradientTransformation(lambda params: of_vectors.init(packed(params)[0]), update)
 
 
 def moved_average(recipe: Recipe, average: Any, variables: Any, step: jax.Array) -> Any:

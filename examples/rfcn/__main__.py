@@ -15,6 +15,7 @@ import jax
 from examples.library.command_line import Parser
 from examples.library.files import replaced, to_json
 from examples.library.loop import Options
+from examples.library.options import COUNT
 from examples.library.trainer import ending
 from examples.library.training import train
 
@@ -36,27 +37,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     parser = Parser("python -m examples.rfcn", __doc__)
     add = parser.add_argument
-    variants_help = "which convolutions and poolings are trained (%(default)s)"
+    variants_help = "which convolutions and poolings are deformable; by default none, then both"
     add("--variants", nargs="+", choices=VARIANTS, default=["plain", "deformable"], help=variants_help)
-    add("--seeds", type=int, default=1, help="trainings of each variant (%(default)s)")
-    add("--steps", type=int, default=RECIPE.steps, help="of a training (%(default)s)")
-    add("--batch-size", type=int, default=RECIPE.batch_size, help="scenes in a step (%(default)s)")
-    add("--validation-images", type=int, default=320, help="scenes to score (%(default)s)")
+    add("--seeds", type=COUNT, default=1, help="trainings of each variant (%(default)s)")
+    add("--steps", type=COUNT, default=RECIPE.steps, help="of a training (%(default)s)")
+    add("--batch-size", type=COUNT, default=RECIPE.batch_size, help="scenes in a step (%(default)s)")
+    add("--validation-images", type=COUNT, default=320, help="scenes to score (%(default)s)")
     add("--out", type=Path, default=Path("out/rfcn"), help="folder to write to (%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoints of an interrupted run")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--resume", action="store_true", help="go on from the checkpoints in OUT, if any")
+    group.add_argument("--overwrite", action="store_true", help="delete the checkpoints of earlier trainings in OUT")
     options = parser.parse_args(arguments)
-    for name in ("seeds", "steps", "batch_size", "validation_images"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
     recipe = replace(RECIPE, steps=options.steps, batch_size=options.batch_size, warmup=options.steps // 20)
-    how = Options("resume" if options.resume else "overwrite", devices=jax.devices()[:1])
+    existing = "resume" if options.resume else "overwrite" if options.overwrite else "refuse"
+    how = Options(existing, devices=jax.devices()[:1])
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     found: dict[str, list[dict[str, float]]] = {}
     for variant in options.variants:
         model = RFCN(len(scenes.CLASSES), *VARIANTS[variant])
         for seed in range(options.seeds):
             name = f"{variant}-{seed}"
-            print(f"{name}: some minutes on two CPU cores, after some seconds for compiling")
+            print(f"Training {name}, after some seconds for compiling")
             with ending(parser.prog):
                 finished = train(task_of(model, replace(recipe, seed=seed)), options.out / name, how)
             params = jax.device_get(finished.state.best["params"])
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name}: {described([scores])}")
             with replaced(options.out / f"{name}.png") as file:
                 draw(file, model, params)
-    (options.out / "results.json").write_text(to_json(found))
+    with replaced(options.out / "results.json") as file:
+        file.write_text(to_json(found))
     if options.seeds > 1:
         print("\n".join(f"{variant}: {described(scores)}" for variant, scores in found.items()))
     print(f"The pictures in {options.out} show detections, and the bins of an object's class and of its sides.")

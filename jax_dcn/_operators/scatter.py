@@ -19,22 +19,26 @@ from jax_dcn._types import Shaped
 # The most that the tables that are sorted at a time may take, if they are several: those of a convolution of images,
 # and those of an aggregation or of a sampling.
 CONVOLUTION_SORT_BYTES, SORT_BYTES = 64 * 2**20, 256 * 2**20
-# The numbers of a record in lib/scatter/tables.h: of SortedSample, and of SortedTap.
-SAMPLE_NUMBERS, TAP_NUMBERS = 4, 2
+# Of SortedSample and SortedTap in lib/scatter/tables.h.
+SAMPLE_RECORD_SIZE, TAP_RECORD_SIZE = 4, 2
 
 
 class Table(NamedTuple):
-    """The size of a table. Its sums have `dtype`, and a record of an entry has so many numbers of this size."""
+    """The size of a table. The record of an entry has `record_size` numbers, as wide as those of `dtype`, the sums."""
 
     entries: Any
     rows: Any
-    numbers: int
+    record_size: int
     dtype: Any
 
     def results(self, tables: Sequence[Any]) -> list[ResultType]:
         """What a sort of these tables returns: the records, the starts of the rows, and a workspace."""
         integers = jnp.dtype(f"int{8 * self.dtype.itemsize}")
-        shapes = ((self.entries, self.numbers), integers), ((self.rows + 1,), jnp.int32), ((self.entries,), jnp.int32)
+        shapes = (
+            ((self.entries, self.record_size), integers),
+            ((self.rows + 1,), jnp.int32),
+            ((self.entries,), jnp.int32),
+        )
         return [((*tables, *shape), dtype) for shape, dtype in shapes]
 
     @property
@@ -52,7 +56,7 @@ def cells(height: Any, width: Any) -> Any:
 class Sums:
     """How the cotangent of a sampled operand is summed."""
 
-    dtype: Any
+    dtype: Any  # of the result
     count: int  # the images or heads whose samples are sorted at a time, on a GPU
     unit: str  # "image" or "head"
     table: Table  # of each

@@ -214,7 +214,7 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
                                         csr.row_start, static_cast<const SortedSample<A>*>(csr.values),
                                         static_cast<const T*>(d_out), is_wide, d_value);
     };
-    return InParts(room, sizes.batches * sizes.heads, sort_and_gather);
+    return ForGroupsOfTables(room, sizes.batches * sizes.heads, sort_and_gather);
   });
 }
 

@@ -136,7 +136,7 @@ const char* ValueCotangentImpl(Device& device, ffi::AnyBuffer locations, ffi::An
   CheckFitsInt32("the number of a query's bytes",
                  SaturatingProduct({sizes.heads, sizes.channels, BytesOf(operands.dtype)}));
   const CsrTables tables = DecodeSorted(sorted, sizes.batches * sizes.heads,
-                                        {samples + cells, samples, kSampleNumbers, locations.element_type()});
+                                        {samples + cells, samples, kSampleRecordSize, locations.element_type()});
   return DCN_BEST(ValueCotangent)(device, operands.dtype, sizes, operands.taps, d_out.untyped_data(), is_wide,
                                   d_value->untyped_data(), tables);
 }

@@ -28,7 +28,7 @@ const char* SortSamplesImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer off
   DecodeImage("x", x, sizes);
   CheckType("offset", offset, AccumulatorType(x.element_type()));
   const CsrTables tables = DecodeTables({sizes.images, sizes.offset_groups},
-                                        {sizes.cells(), sizes.samples(), kSampleNumbers, offset.element_type()},
+                                        {sizes.cells(), sizes.samples(), kSampleRecordSize, offset.element_type()},
                                         *values, *row_start, *workspace);
   return SortSamples(device, DecodeDType(offset.element_type()), sizes, convolution.positions, tables);
 }
@@ -71,7 +71,7 @@ const char* GatherSamplesImpl(Device& device, ffi::AnyBuffer values, ffi::AnyBuf
   CheckFitsInt32("the number of a pixel's bytes", SaturatingMultiply(sizes.channels, BytesOf(dtype)));
   const CsrTables tables =
       DecodeTables({sizes.images_of_samples, sizes.offset_groups},
-                   {sizes.cells(), sizes.sorted_samples, kSampleNumbers, wide}, values, row_start, std::nullopt);
+                   {sizes.cells(), sizes.sorted_samples, kSampleRecordSize, wide}, values, row_start, std::nullopt);
   CheckShape("d_columns", d_columns, {sizes.images, of_columns[1], of_columns[2], of_columns[3], sizes.channels});
   return GatherSamples(device, dtype, sizes, tables, start.typed_data<int32_t>(), d_columns.untyped_data(), is_rounded,
                        d_x->untyped_data());

@@ -80,7 +80,7 @@ struct TapRows {
   __device__ Row operator[](int64_t pixel_of_all) const {
     const int64_t pixels = sizes.pixels(), image = by_pixels.Quotient(pixel_of_all);
     const int32_t* const start = row_start + image * (pixels + 1) + pixel_of_all - image * pixels;
-    return {taps + image * sizes.sorted_taps(), start[0], start[1],
+    return {taps + image * sizes.sorted_entries(), start[0], start[1],
             d_out + (first_image + image) * sizes.points * sizes.channels};
   }
 
@@ -164,7 +164,7 @@ const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes&
       failure = Launch<GatherTapsKernel<T, N>>(device, BlocksFor(pixels * vectors), rows, WideDivisor(vectors));
       return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, BlocksFor(pixels), rows);
     };
-    return InParts(room, sizes.batches, sort_and_gather);
+    return ForGroupsOfTables(room, sizes.batches, sort_and_gather);
   });
 }
 

@@ -50,7 +50,7 @@ SamplingSizes DecodeSampling(const ffi::Dictionary& attributes, DType dtype, ffi
   }
   CheckFitsInt32("the number of an image's pixels", pixels);
   CheckFitsInt32("the number of a pixel's bytes", SaturatingMultiply(sizes.channels, BytesOf(dtype)));
-  CheckFitsInt32("the number of pixels that the samples of an image read", sizes.sorted_taps());
+  CheckFitsInt32("the number of pixels that the samples of an image read", sizes.sorted_entries());
   Require(sizes.rules.interpolation != Interpolation::kCubic || dims == 2, "cubic interpolation needs two axes, x has ",
           dims);
   Require(locations.dimensions()[0] == sizes.batches, "locations has ", locations.dimensions()[0],
@@ -74,8 +74,8 @@ const char* SamplingXCotangentImpl(Device& device, ffi::AnyBuffer locations, ffi
   const SamplingSizes sizes = DecodeSampling(attributes, dtype, *d_x, locations, d_out);
   const bool is_wide = d_x->element_type() != d_out.element_type();
   if (is_wide) CheckType("d_x", *d_x, locations.element_type());
-  const CsrTables tables =
-      DecodeSorted(sorted, sizes.batches, {sizes.pixels(), sizes.sorted_taps(), kTapNumbers, locations.element_type()});
+  const CsrTables tables = DecodeSorted(
+      sorted, sizes.batches, {sizes.pixels(), sizes.sorted_entries(), kTapRecordSize, locations.element_type()});
   return DCN_BEST(SamplingXCotangent)(device, dtype, sizes, locations.untyped_data(), d_out.untyped_data(), is_wide,
                                       d_x->untyped_data(), tables);
 }

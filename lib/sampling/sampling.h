@@ -32,7 +32,7 @@ struct SamplingSizes {
     return product;
   }
   // The taps of all samples of an image, of which some may read no pixel: as many of a sample as its Shape has on CUDA.
-  DCN_HOST_DEVICE int64_t sorted_taps() const {
+  DCN_HOST_DEVICE int64_t sorted_entries() const {
     return points * (dims == 3 ? 8 : rules.interpolation == Interpolation::kCubic ? 16 : 4);
   }
   // The index of a point's coordinate along an axis, and the distance from that of one point to that of the next.

@@ -364,17 +364,17 @@ const char* SortByRow(const Device& device, const Tables& tables, const CsrTable
                                                static_cast<Value*>(csr.values), csr.workspace);
 }
 
-// Calls f with the first of `all` tables that are sorted at a time, as many as there is room for, and with their
-// arrays. Without tables, f is called once: XLA rejects a captured graph without kernels.
+// Calls f for consecutive groups of `all` tables, each as large as `room` holds, with the number of the first table and
+// the arrays. Without tables, f is called once: XLA rejects a captured graph without kernels.
 template <typename F>
-const char* InParts(const CsrTables& room, int64_t all, const F& f) {
+const char* ForGroupsOfTables(const CsrTables& room, int64_t all, const F& f) {
   const char* failure = nullptr;
   int64_t first = 0;
   do {
-    CsrTables part = room;
-    part.tables = std::min(room.tables, all - first);
-    failure = f(first, part);
-    first += part.tables;
+    CsrTables group = room;
+    group.tables = std::min(room.tables, all - first);
+    failure = f(first, group);
+    first += group.tables;
   } while (!failure && first < all);
   return failure;
 }

@@ -11,11 +11,11 @@
 namespace dcn {
 
 // The numbers of a record, which are as wide as sums.
-constexpr int64_t kSampleNumbers = sizeof(SortedSample<float>) / sizeof(float);
-constexpr int64_t kTapNumbers = sizeof(SortedTap<float>) / sizeof(float);
+constexpr int64_t kSampleRecordSize = sizeof(SortedSample<float>) / sizeof(float);
+constexpr int64_t kTapRecordSize = sizeof(SortedTap<float>) / sizeof(float);
 
 struct TableSizes {
-  int64_t rows, entries, numbers;
+  int64_t rows, entries, record_size;
   ffi::DataType sums;
 };
 
@@ -32,7 +32,7 @@ inline CsrTables DecodeTables(const std::vector<int64_t>& shape, const TableSize
     CheckType(name, buffer, type);
     CheckShape(name, buffer, of_table);
   };
-  check("values", values, sizes.sums == ffi::F64 ? ffi::S64 : ffi::S32, {sizes.entries, sizes.numbers});
+  check("values", values, sizes.sums == ffi::F64 ? ffi::S64 : ffi::S32, {sizes.entries, sizes.record_size});
   check("row_start", row_start, ffi::S32, {sizes.rows + 1});
   if (workspace) check("workspace", *workspace, ffi::S32, {sizes.entries});
   int32_t* const ids = workspace ? workspace->typed_data<int32_t>() : nullptr;
@@ -42,7 +42,7 @@ inline CsrTables DecodeTables(const std::vector<int64_t>& shape, const TableSize
 // The tables that a handler sorts at a time, of `all`. A backend that does not sort has no results for them.
 inline CsrTables DecodeSorted(ffi::RemainingRets results, int64_t all, const TableSizes& sizes) {
   const size_t expected = Device::kSorts ? 3 : 0;
-  Require(results.size() == expected, "has ", results.size(), " results to sort in, must have ", expected);
+  Require(results.size() == expected, "the call has ", results.size(), " results for tables, must have ", expected);
   if (!Device::kSorts) return {};
   const auto result = [&](size_t index) { return **results.get<ffi::AnyBuffer>(index); };
   CheckRank("values", result(0), 3);

@@ -26,7 +26,7 @@ struct alignas(2 * sizeof(A)) SortedTap {
   A weight;
 };
 
-// Tables in CSR form, or room for them.
+// Tables in CSR form, or arrays for so many of them. A sort may use fewer rows than its arrays have.
 struct CsrTables {
   int64_t tables;
   int64_t rows, entries;  // of each table; ids are less than `entries`

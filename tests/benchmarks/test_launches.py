@@ -32,12 +32,18 @@ StackFrames
   ROOT %both = (s32[], f32[4]{0}) tuple(%x, %next)
 }
 
+%branch (y: f32[4]) -> f32[4] {
+  %y = f32[4]{0} parameter(0)
+  ROOT %copied = f32[4]{0} copy(%y)
+}
+
 ENTRY %main (x: f32[8,4]) -> f32[4] {
   %x = f32[8,4]{1,0} parameter(0)
   %input_reduce_fusion = f32[4]{0} fusion(%x), kind=kInput, calls=%fused_reduce, metadata={stack_frame_id=2}
   %turned = f32[4,8]{1,0} transpose(%x), dimensions={1,0}, metadata={stack_frame_id=1}
   %product = (bf16[4,4]{1,0}, s8[32]{0}) custom-call(%turned), custom_call_target="__cublas$lt$matmul"
   %loop = (s32[], f32[4]{0}) while(%x), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %chosen = f32[4]{0} conditional(%x, %x, %x), branch_computations={%branch, %branch}
   ROOT %result = f32[4]{0} custom-call(%input_reduce_fusion), custom_call_target="dcn_aggregate"
 }
 """
@@ -50,5 +56,6 @@ def test_launches():
         Launch("turned", "copy", 2 * 4 * 8 * 4, training, training, 1),
         Launch("product", "product", 4 * 8 * 4 + 2 * 4 * 4 + 32, "-", "-", 1),
         Launch("next", "element-wise", 3 * 4 * 4, "-", "-", 3),
+        *2 * [Launch("copied", "copy", 2 * 4 * 4, "-", "-", 1)],
         Launch("result", "jax_dcn", 2 * 4 * 4, "-", "-", 1),
     ]

@@ -140,13 +140,15 @@ def test_regions_learn_the_class_and_the_box_of_their_object(monkeypatch):
 @pytest.mark.slow
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "RFCN", TINY)
-    for arguments, message in [(["--steps", "0"], "--steps must be positive, got 0"), ([], "another run")]:
+    for arguments, message in [(["--steps", "0"], "--steps: must be positive, got 0"), ([], "another run")]:
         with locked(tmp_path / "plain-0"), pytest.raises(SystemExit) as caught:
             command.main([*arguments, "--out", str(tmp_path)])
         assert message in f"{capsys.readouterr().err}{caught.value}"
     few = ["--steps", "1", "--batch-size", "1", "--validation-images", "2", "--seeds", "2"]
     command.main([*few, "--out", str(tmp_path)])
     said = capsys.readouterr().out
+    with pytest.raises(SystemExit, match="or overwrite it"):
+        command.main([*few, "--out", str(tmp_path)])
     assert re.search(r"^deformable-1: AP [\d.]+, AP50 [\d.]+, AP75 ", said, re.MULTILINE)
     assert re.search(r"^plain: AP [\d.]+ ± [\d.]+, AP50 ", said, re.MULTILINE)
     assert (tmp_path / "deformable-1.png").read_bytes().startswith(b"\x89PNG")

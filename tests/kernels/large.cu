@@ -211,7 +211,7 @@ void TestAggregationOfWideLevel(Device& device) {
 void TestSampling(Device& device, int64_t points, int64_t channels) {
   SamplingSizes sizes = {kBatches, points, channels, 2, {1, 1, 1}, {}, false};
   sizes.rules = {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kZero};
-  const int64_t samples = kBatches * points, entries = sizes.sorted_taps();
+  const int64_t samples = kBatches * points, entries = sizes.sorted_entries();
   Large<float> x(kBatches * channels), d_x(kBatches * channels), out(samples * channels), d_out(samples * channels);
   Large<float> locations(2 * samples), d_locations(2 * samples);
   Large<int32_t> taps(2 * kBatches * entries), row_start(2 * kBatches), ids(kBatches * entries);

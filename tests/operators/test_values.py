@@ -116,6 +116,12 @@ def test_nothing_to_compute(name, backend):
         assert not any(np.any(array) for array in jax.tree.leaves((result, gradients)))
 
 
+@pytest.mark.parametrize("case", [Attention(), Window(), Grid()], ids=str)
+def test_no_images(case):
+    problem = cast((case.cotangent(lead=(0,)), case.operands(lead=(0,))), np.float32)
+    assert jax.tree.map(jnp.shape, pull_back(case.with_backend(), *problem)) == jax.tree.map(jnp.shape, problem)
+
+
 PROBLEMS = {
     "convolution": convolution.cases(),
     "pooling": pooling.aligns(),

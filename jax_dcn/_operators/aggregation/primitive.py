@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jax_dcn._operators.aggregation.arguments import Operands, check_operands
 from jax_dcn._operators.aggregation.geometry import DCNv3Window, Spec, levels_of
 from jax_dcn._operators.aggregation.reference import reference
-from jax_dcn._operators.scatter import SAMPLE_NUMBERS, Table, cells, plan_sums
+from jax_dcn._operators.scatter import SAMPLE_RECORD_SIZE, Table, cells, plan_sums
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.partition import Shard
@@ -63,7 +63,7 @@ def plan(request: Request, operands: Operands[Shaped]) -> Plans:
     if "value" in names:
         samples = math.prod(locations.shape[1:-3]) * spec.taps
         rows = samples + sum(cells(level.height, level.width) for level in levels_of(spec, value))  # always enough
-        table = Table(samples, rows, SAMPLE_NUMBERS, locations.dtype)
+        table = Table(samples, rows, SAMPLE_RECORD_SIZE, locations.dtype)
         plans["value"] = plan_sums(request, "value", value, table, unit="head", total=value.shape[0] * value.shape[-2])
     return plans
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
-from jax_dcn._operators.scatter import SAMPLE_NUMBERS, Table, cells
+from jax_dcn._operators.scatter import SAMPLE_RECORD_SIZE, Table, cells
 from jax_dcn._primitive import extension
 
 
@@ -112,7 +112,7 @@ def sort_samples(x: jax.Array, samples: Samples) -> SortedSamples:
     """Sorts the samples for `gather_samples`, on a GPU. Of x, only the size counts."""
     groups, taps = groups_and_taps(samples.offset, samples.kernel_size)
     images, *pixels = samples.shape
-    table = Table(math.prod(pixels) * taps, cells(*x.shape[1:-1]), SAMPLE_NUMBERS, samples.offset.dtype)
+    table = Table(math.prod(pixels) * taps, cells(*x.shape[1:-1]), SAMPLE_RECORD_SIZE, samples.offset.dtype)
     results = table.results((images, groups))
     values, row_start, _ = call("dcn_sort_samples", x, *positions(samples), samples=samples, results=results)
     return SortedSamples(values, row_start, samples.start)

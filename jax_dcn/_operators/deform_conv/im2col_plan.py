@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
-from jax_dcn._operators.scatter import CONVOLUTION_SORT_BYTES, SAMPLE_NUMBERS, TAP_NUMBERS, Table, cells
+from jax_dcn._operators.scatter import CONVOLUTION_SORT_BYTES, SAMPLE_RECORD_SIZE, TAP_RECORD_SIZE, Table, cells
 from jax_dcn._primitive.parts import balanced
 from jax_dcn._primitive.plan import ComputationPlan, Plans, counted
 from jax_dcn._primitive.promotion import sum_dtype
@@ -199,9 +199,9 @@ def _sort_bytes(rows: Any, problem: Problem) -> Any:
     (offset_groups, taps), size, dtype = problem.groups_and_taps, problem.x.shape[1:-1], problem.offset.dtype
     samples = rows * problem.row_pixels * taps
     if problem.spec.dims == 2:
-        table = Table(samples, cells(*size), SAMPLE_NUMBERS, dtype)
+        table = Table(samples, cells(*size), SAMPLE_RECORD_SIZE, dtype)
     else:  # a sample has eight taps
-        table = Table(8 * samples, math.prod(size), TAP_NUMBERS, dtype)
+        table = Table(8 * samples, math.prod(size), TAP_RECORD_SIZE, dtype)
     return offset_groups * table.num_bytes
 
 

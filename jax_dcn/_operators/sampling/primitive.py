@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax_dcn._operators.sampling.arguments import Operands, check_operands
 from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
 from jax_dcn._operators.sampling.reference import reference
-from jax_dcn._operators.scatter import TAP_NUMBERS, Table, plan_sums
+from jax_dcn._operators.scatter import TAP_RECORD_SIZE, Table, plan_sums
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.operator import Axes, Definition, Dimensions, Kernels, Operator
 from jax_dcn._primitive.parts import part_length
@@ -57,7 +57,7 @@ def plan(request: Request, operands: Operands[Shaped]) -> Plans:
 
 def tap_table(x_shape: Sequence[Any], locations: Shaped, spec: Spec) -> Table:
     """The taps of the samples of an image, by pixel."""
-    return Table(spec.points(locations) * spec.sorted_taps, math.prod(x_shape[1:-1]), TAP_NUMBERS, locations.dtype)
+    return Table(spec.points(locations) * spec.sorted_taps, math.prod(x_shape[1:-1]), TAP_RECORD_SIZE, locations.dtype)
 
 
 def part_lengths(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
