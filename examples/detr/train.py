@@ -32,8 +32,8 @@ from .criterion import UNUSED
 from .data import Loading, fitted_shape, training_batches
 from .evaluate import Detector, draw, evaluated
 from .images import SIDES, Preprocessor
+from .recipes import RECIPES, Loss
 from .rt_detr import COARSEST_STRIDE as STRIDE
-from .training import RECIPES, Loss
 from .weights import Checkpoint
 
 SIZES = [480, 544, 608, 672, 736, 800, 640]

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from examples.aliked.train import RECIPE as ALIKED
-from examples.detr.training import RECIPES
+from examples.detr.recipes import RECIPES
 from examples.library.checkpoints import StartError
 from examples.library.devices import own_rows
 from examples.library.loop import Options

@@ -19,7 +19,7 @@ from examples.detr import weights
 from examples.detr.data import Batch
 from examples.detr.images import Preprocessor
 from examples.detr.matching import Targets
-from examples.detr.training import Loss
+from examples.detr.recipes import Loss
 from examples.library.recipe import Recipe
 from examples.library.training import first_state, train_step
 
