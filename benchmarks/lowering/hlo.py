@@ -28,11 +28,17 @@ def collectives(compiled) -> list[Collective]:
     return [one for text, times in _computations(compiled) for one in max(times, 1) * list(_of_text(text))]
 
 
+def computations(program: str) -> tuple[str, dict[str, str]]:
+    """What a program begins with, and the text of each computation by its name: the entry last, callees before."""
+    head, *texts = _COMPUTATION.split(program)
+    return head, dict(zip(texts[::2], texts[1::2], strict=True))
+
+
 def _computations(compiled) -> Iterator[tuple[str, int]]:
     """The text of each computation, and how often it is executed, as far as trip counts are known."""
-    _, *texts = _COMPUTATION.split(compiled.as_text())
-    times = Counter({texts[-2]: 1})  # the entry computation comes last, and each computation before its callers
-    for name, text in zip(texts[-2::-2], texts[::-2], strict=True):
+    _, texts = computations(compiled.as_text())
+    times = Counter({[*texts][-1]: 1})
+    for name, text in reversed(texts.items()):
         for callee, trips in _CALLEE.findall(text):
             times[callee] += times[name] * int(trips or 1)
         yield text, times[name]

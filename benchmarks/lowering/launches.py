@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.lowering.hlo import array_bytes
+from benchmarks.lowering.hlo import array_bytes, computations
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(.*)$", re.MULTILINE)
 _CALLEES = re.compile(
     r"(?:body|condition|to_apply|calls|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[\w.-]+)"
@@ -18,6 +17,7 @@ _CALLS = {"while", "conditional", "call"}  # they launch what their computations
 _LIBRARIES = {"__cublas": "product", "__cudnn": "convolution", "dcn_": "jax_dcn"}
 # A fusion is of the first kind whose operation it has.
 _KINDS = {"reduce": "reduction", "concatenate": "concatenation", "scatter": "scatter", "sort": "sort"}
+_KINDS |= {"copy": "copy", "transpose": "copy"}
 
 
 class Launch(NamedTuple):
@@ -37,9 +37,8 @@ class Launch(NamedTuple):
 
 def launches(text: str) -> list[Launch]:
     """The launches of a compiled program, in the order of its text: those of all branches of a conditional count."""
-    head, *computations = _COMPUTATION.split(text)
-    bodies = dict(zip(computations[::2], computations[1::2], strict=True))
-    return list(_of_computation(computations[-2], 1, bodies, _Sources(head)))
+    head, bodies = computations(text)
+    return list(_of_computation([*bodies][-1], 1, bodies, _Sources(head)))
 
 
 def _of_computation(computation, times, bodies, sources) -> Iterator[Launch]:
@@ -62,10 +61,7 @@ def _kind(operation, attributes, bodies):
         target = re.search(r'custom_call_target="([^"]+)"', attributes)[1]
         return next((kind for start, kind in _LIBRARIES.items() if target.startswith(start)), target)
     fused = bodies[_CALLEES.search(attributes)[1].lstrip("%")] if operation == "fusion" else f" {operation}("
-    for found, kind in _KINDS.items():
-        if f" {found}(" in fused:
-            return kind
-    return "copy" if re.search(r"(ROOT .*| )(copy|transpose)\(", fused) else "element-wise"
+    return next((kind for found, kind in _KINDS.items() if f" {found}(" in fused), "element-wise")
 
 
 class _Sources:

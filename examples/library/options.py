@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -73,6 +73,11 @@ def for_loading(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     return {field.name: found[field.name] for field in fields(Loading)}
 
 
+def existing(options: argparse.Namespace) -> Literal["refuse", "resume", "overwrite"]:
+    """What happens to an earlier run, as of `loop.Options`."""
+    return "resume" if options.resume else "overwrite" if options.overwrite else "refuse"
+
+
 def check_run(parser: Parser, options: argparse.Namespace) -> None:
     """Ends the command with an error if options of `add_run` and `add_recipe` do not fit together.
 
@@ -82,7 +87,7 @@ def check_run(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"--out must be a folder, got the file {options.out}")
     if options.resume and options.overwrite:
         parser.error("only one of --resume and --overwrite must be given")
-    options.existing = "resume" if options.resume else "overwrite" if options.overwrite else "refuse"
+    options.existing = existing(options)
     options.changeable = [name for name in CHANGEABLE_IF_ASKED if getattr(options, name, None) is not None]
     if options.warmup and options.warmup > options.steps:
         parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")

@@ -15,7 +15,7 @@ import jax
 from examples.library.command_line import Parser
 from examples.library.files import replaced, to_json
 from examples.library.loop import Options
-from examples.library.options import COUNT
+from examples.library.options import COUNT, existing
 from examples.library.trainer import ending
 from examples.library.training import train
 
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     group.add_argument("--overwrite", action="store_true", help="delete the checkpoints of earlier trainings in OUT")
     options = parser.parse_args(arguments)
     recipe = replace(RECIPE, steps=options.steps, batch_size=options.batch_size, warmup=options.steps // 20)
-    existing = "resume" if options.resume else "overwrite" if options.overwrite else "refuse"
-    how = Options(existing, devices=jax.devices()[:1])
+    how = Options(existing(options), devices=jax.devices()[:1])
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     found: dict[str, list[dict[str, float]]] = {}
     for variant in options.variants:
