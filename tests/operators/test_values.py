@@ -144,7 +144,8 @@ def test_random_problems(problems, count):
         with jax.enable_x64(True):
             for path in paths:
                 try:
-                    check(case, path, *narrowed(case, dtype), TOLERANCE[dtype])
+                    # Operands are about one; sums of them that cancel are as exact as they are, not as the little left.
+                    check(case, path, *narrowed(case, dtype), TOLERANCE[dtype], least=1)
                 except ValueError as error:
                     assert path == "fused" and "fused" in str(error)
 

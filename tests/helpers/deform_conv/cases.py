@@ -235,9 +235,9 @@ def assert_close(actual, expected, rtol=1e-10, atol=1e-10):
         np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(e, np.float64), rtol, atol)
 
 
-def assert_near(actual, expected, tolerance):
-    """Asserts the same within a part of the largest finite value of each array."""
+def assert_near(actual, expected, tolerance, least=0):
+    """Asserts the same within a part of the largest finite value of each array, or of `least`."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         e = np.asarray(e, np.float64)
-        assert_close(a, e, 0, tolerance * np.abs(e[np.isfinite(e)]).max(initial=0))
+        assert_close(a, e, 0, tolerance * np.abs(e[np.isfinite(e)]).max(initial=least))
