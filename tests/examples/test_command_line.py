@@ -50,6 +50,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing(run, tmp_path):
     """Neither what runs custom calls of the package, whose results stay the same."""
     folder = tmp_path / "caches/jax_dcn/programs"

@@ -13,7 +13,7 @@ import pytest
 
 from . import build
 
-pytestmark = pytest.mark.platforms("cpu")
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
 
 (PORTABLE,) = build.PORTABLE
 
@@ -50,12 +50,11 @@ def is_emulated(instructions):
     return True
 
 
-# Programs with a sanitizer take long to compile; that of the portable kernels takes least. Of those without, amx runs
-# the float32 kernels of avx512, too, and the portable ones take longest.
-SLOW = [("memory", PORTABLE), *(("none", name) for name in ("portable", "avx512", "avx512_bf16"))]
+# Programs with a sanitizer take long to compile; that of the portable kernels takes least.
+QUICK = [("memory", PORTABLE), *(("none", name) for name in build.FUSED_INSTRUCTION_SETS)]
 RUNS = [
-    pytest.param(sanitizer, name, marks=pytest.mark.slow if (sanitizer, name) in SLOW else marks)
-    for sanitizer, marks in (("none", ()), ("memory", pytest.mark.thorough), ("threads", pytest.mark.thorough))
+    pytest.param(sanitizer, name, marks=() if (sanitizer, name) in QUICK else pytest.mark.thorough)
+    for sanitizer in ("none", "memory", "threads")
     for name in build.FUSED_INSTRUCTION_SETS
 ]
 

@@ -14,6 +14,7 @@ from . import build
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
+    pytest.mark.slow,
     pytest.mark.skipif(executed_ptx.missing() is not None, reason=str(executed_ptx.missing())),
 ]
 

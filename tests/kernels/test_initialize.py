@@ -54,6 +54,7 @@ MACHINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_machine_that_cannot_run_the_kernels(name, interpreter):
     machine, parts = MACHINES[name]

@@ -6,7 +6,7 @@ from benchmarks.lowering import executed_ptx
 
 from . import build
 
-pytestmark = pytest.mark.platforms("cpu")
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
 
 
 @pytest.mark.skipif(executed_ptx.missing() is not None, reason=str(executed_ptx.missing()))

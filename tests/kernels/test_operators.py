@@ -31,7 +31,7 @@ from tests.operators import test_values as values
 from tests.roi_pool import test_values as pool_values
 from tests.sampling import test_values as sampling_values
 
-pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
+pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu"), pytest.mark.slow]
 
 
 def test_these_tests_run_the_kernels(interpreter):
@@ -61,7 +61,6 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("function", [*QUICK, *OTHERS])
-@pytest.mark.slow
 def test_wrong_calls_are_refused(function):
     ffi_calls.check_that_wrong_calls_are_refused(function, "cuda")
 

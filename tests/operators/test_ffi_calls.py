@@ -192,7 +192,7 @@ VALID = {
 }
 
 
-@pytest.mark.parametrize("function", [slow_unless(name in ("levels", "regions"), name) for name in FUNCTIONS])
+@pytest.mark.parametrize("function", [slow_unless(name == "levels", name) for name in FUNCTIONS])
 def test_wrong_calls_are_refused(function, platform):
     check_that_wrong_calls_are_refused(function, platform)
 

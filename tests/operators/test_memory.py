@@ -163,7 +163,7 @@ def test_parts_add_up(name, held, monkeypatch, x64):
 @pytest.mark.parametrize(
     "case, held",
     [
-        (CASES["circular"], 2**10),
+        slow(CASES["circular"], 2**10),
         slow(CASES["strided_dilated"], 2**14),
         slow(CASES["two_batch_dimensions"], 2**8),
         pytest.param(CASES["6_groups_4_offset_groups"], 2**8, marks=pytest.mark.thorough),

@@ -69,7 +69,7 @@ def run(case, dtype, computed=None):
 
 
 # A model with denoising; test_losses.py has the losses of all.
-BY_DEFAULT = ("rt_detr_v2/train", "rt_detr_v2/empty_image")
+BY_DEFAULT = ("rt_detr_v2/train",)
 
 
 @pytest.mark.parametrize("case", [slow_unless(case in BY_DEFAULT, case) for case in detr_training.CASES])
