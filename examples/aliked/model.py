@@ -14,6 +14,7 @@ from flax.typing import Dtype
 
 import jax_dcn
 from examples.library.convolution import Conv, square
+from examples.library.normalization import BatchNorm
 from jax_dcn.linen import DeformConv
 
 from .descriptors import DescriptorHead, unit
@@ -67,7 +68,7 @@ class Block(nn.Module):
                 self.sow("intermediates", f"offset{index}", offset)
             else:
                 y = Conv(self.features, (3, 3), **options)(y)
-            y = nn.BatchNorm(use_running_average=True, dtype=self.dtype, name=f"bn{index}")(y)
+            y = BatchNorm(use_running_average=True, dtype=self.dtype, name=f"bn{index}")(y)
             if index == 2 and self.shortcut:
                 y += Conv(self.features, (1, 1), dtype=self.dtype, name="downsample")(x)
             y = jax.nn.selu(y)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from examples.library.convolution import square
+from examples.library.normalization import BatchNorm
 
 from .config import RTDetrConfig
 from .layers import ACTIVATIONS, EncoderLayer, LayerOptions, SelfAttention
@@ -33,8 +34,7 @@ class ConvNorm(nn.Module):
         options = self.options
         form = {"feature_group_count": self.groups, "use_bias": False, "dtype": options.dtype}
         x = square(self.features, self.size, self.stride, **form, name="conv")(x)
-        statistics = {"momentum": 0.9, "epsilon": self.epsilon, "use_fast_variance": False}
-        x = nn.BatchNorm(not options.train, **statistics, dtype=options.dtype, name="norm")(x)
+        x = BatchNorm(not options.train, epsilon=self.epsilon, dtype=options.dtype, name="norm")(x)
         return ACTIVATIONS[self.activation](x) if self.activation else x
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.convolution import square
+from examples.library.normalization import BatchNorm, FrozenBatchNorm
 from examples.library.pooling import max_pool
-from examples.resnet.model import FrozenBatchNorm
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class HGNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, use_running_average: bool = True) -> list[jax.Array]:
-        norm = partial(nn.BatchNorm, use_running_average, momentum=0.9, use_fast_variance=False, dtype=self.dtype)
+        norm = partial(BatchNorm, use_running_average, dtype=self.dtype)
         norm = FrozenBatchNorm if self.frozen else norm
         options = Options(self.layout.use_learnable_affine_block, norm, self.dtype)
         x = Stem(self.layout, options, name="embedder")(jnp.asarray(images))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.convolution import Conv
+from examples.library.normalization import BatchNorm, FrozenBatchNorm
 from examples.library.pooling import max_pool
 from jax_dcn.linen import DeformConv
 
@@ -49,22 +50,6 @@ class Layout:
     def takes_means(self, before: int, after: int) -> bool:
         """Whether a strided shortcut between these numbers of channels takes means."""
         return self.deep and (self.layer_type == "bottleneck" or before != after)
-
-
-class FrozenBatchNorm(nn.Module):
-    """A batch normalisation whose statistics and parameters are all constants: none of them is in "params"."""
-
-    epsilon: float = 1e-5
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        scale, bias, mean, var = (self._constant(name, x.shape[-1]) for name in ("scale", "bias", "mean", "var"))
-        factor = scale * jax.lax.rsqrt(var + self.epsilon)
-        return (x * factor + (bias - mean * factor)).astype(x.dtype)
-
-    def _constant(self, name, channels):
-        init = jnp.ones if name in ("scale", "var") else jnp.zeros
-        return self.variable("batch_stats", name, init, (channels,)).value
 
 
 class Block(nn.Module):
@@ -128,7 +113,7 @@ class ResNet(nn.Module):
         conv = partial(Conv, use_bias=False, dtype=self.dtype)
         groups = {"modulated": self.modulated, "offset_groups": self.offset_groups}
         deformable = partial(DeformConv, use_bias=False, dtype=self.dtype, **groups)
-        norm = partial(nn.BatchNorm, use_running_average, momentum=0.9, dtype=self.dtype)
+        norm = partial(BatchNorm, use_running_average, dtype=self.dtype)
         norm = FrozenBatchNorm if self.frozen else norm
         width = layout.embedding_size
         stem = [(width // 2, 3, 2), (width // 2, 3, 1), (width, 3, 1)] if layout.deep else [(width, 7, 2)]
