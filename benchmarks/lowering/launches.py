@@ -13,6 +13,8 @@ _CALLEES = re.compile(
 _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
 _ROOT = r"^.*/(site-packages/|(?=(examples|benchmarks|jax_dcn)/))"
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+_SLICES = {"slice", "dynamic-slice", "gather"}  # of their first operand; the others are small
+_SCRATCH = re.compile(r", s8\[\d+\]\{0\}(?=\)$)")  # the memory that a library computes in
 _CALLS = {"while", "conditional", "call"}  # they launch what their computations do
 _LIBRARIES = {"__cublas": "product", "__cudnn": "convolution", "dcn_": "jax_dcn"}
 # A fusion is of the first kind whose operation it has.
@@ -23,7 +25,7 @@ _KINDS |= {"copy": "copy", "transpose": "copy"}
 class Launch(NamedTuple):
     """A kernel, or a call of a library or of this package, which may launch several.
 
-    bytes: of operands and results. source: the line of code that it is from. caller: the innermost line of examples/
+    bytes: of results and of what is read of operands. source: the line of code that it is from. caller: the innermost line of examples/
     that led there. times: how often it is launched; the trips of a loop that are not known count once.
     """
 
@@ -51,17 +53,28 @@ def _of_computation(computation, times, bodies, sources) -> Iterator[Launch]:
             for callee in re.findall(r"[\w.-]+", " ".join(_CALLEES.findall(attributes))):
                 yield from _of_computation(callee, times * int(trips[1] if trips else 1), bodies, sources)
         elif operation not in _NO_KERNEL:
-            moved = [result, *(types.get(operand, "") for operand in re.findall(r"%([\w.-]+)", operands))]
-            size = sum(map(array_bytes, moved))
-            yield Launch(name, _kind(operation, attributes, bodies), size, *sources.of(attributes), times)
+            fused = bodies[_CALLEES.search(attributes)[1].lstrip("%")] if operation == "fusion" else f" {operation}("
+            kind = _kind(operation, attributes, fused)
+            moved = [_SCRATCH.sub("", result) if kind in _LIBRARIES.values() else result]
+            moved += [types.get(operand, "") for operand in re.findall(r"%([\w.-]+)", operands)]
+            moved[1:] = [_part_read(fused, index) or operand for index, operand in enumerate(moved[1:])]
+            yield Launch(name, kind, sum(map(array_bytes, moved)), *sources.of(attributes), times)
 
 
-def _kind(operation, attributes, bodies):
+def _kind(operation, attributes, fused):
     if operation == "custom-call":
         target = re.search(r'custom_call_target="([^"]+)"', attributes)[1]
         return next((kind for start, kind in _LIBRARIES.items() if target.startswith(start)), target)
-    fused = bodies[_CALLEES.search(attributes)[1].lstrip("%")] if operation == "fusion" else f" {operation}("
     return next((kind for found, kind in _KINDS.items() if f" {found}(" in fused), "element-wise")
+
+
+def _part_read(fused, index):
+    """The types of the slices that a fusion reads of an operand; none, if it reads all of it."""
+    name = re.search(rf"%([\w.-]+) = .* parameter\({index}\)", fused)
+    uses = [
+        use for use in _INSTRUCTION.finditer(fused) if name and re.search(rf"%{re.escape(name[1])}\b(?![.-])", use[4])
+    ]
+    return " ".join(use[2] for use in uses) if {use[3] for use in uses} <= _SLICES else ""
 
 
 class _Sources:
