@@ -25,8 +25,8 @@ _KINDS |= {"copy": "copy", "transpose": "copy"}
 class Launch(NamedTuple):
     """A kernel, or a call of a library or of this package, which may launch several.
 
-    bytes: of results and of what is read of operands. source: the line of code that it is from. caller: the innermost line of examples/
-    that led there. times: how often it is launched; the trips of a loop that are not known count once.
+    bytes: of results and of what is read of operands. source: the line of code that it is from. caller: the innermost
+    line of examples/ that led there. times: how often it is launched; unknown trips of a loop count once.
     """
 
     name: str

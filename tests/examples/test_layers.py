@@ -1,8 +1,6 @@
 """Layers of the detectors, beside those of Flax."""
 
 import itertools
-import re
-from collections import Counter
 from functools import partial
 
 import flax.linen as nn
@@ -16,7 +14,6 @@ from examples.detr.layers import LayerNorm
 from examples.library.convolution import Conv
 from examples.library.normalization import BatchNorm
 from examples.library.pooling import max_pool
-from tests.helpers.lowered import lowered_for
 from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -74,7 +71,7 @@ WINDOWS = [((2, 2), (1, 1)), ((3, 3), (2, 2), ((1, 1), (1, 1))), ((2, 3), (2, 1)
 
 def pull_back(pool, window, x):
     result, pullback = jax.vjp(lambda x: pool(x, *window), x)
-    return result, pullback(1 + jnp.arange(result.size, dtype=result.dtype).reshape(result.shape))[0]
+    return result, pullback((1 + jnp.arange(result.size) % 29).reshape(result.shape).astype(result.dtype))[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
@@ -87,11 +84,3 @@ def test_bits_of_a_pooling(window, dtype):
         assert_array_equal(found, expected)
     x = x.at[0, 3, 3, 0].set(jnp.nan)
     assert_array_equal(*(np.float32(pool(x, *window)) for pool in (max_pool, nn.max_pool)))
-
-
-def test_a_pooling_on_a_gpu_has_the_operations_of_flax():
-    counts = []
-    for pool in (max_pool, nn.max_pool):
-        text = lowered_for("cuda", lambda x, pool=pool: pull_back(pool, WINDOWS[-1], x), jnp.ones((1, 8, 8, 2)))
-        counts.append(Counter(re.findall(r"stablehlo\.(slice|select|select_and_scatter)\b", text)))
-    assert counts[0] == counts[1] and "select_and_scatter" in counts[0]
