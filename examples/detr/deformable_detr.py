@@ -16,7 +16,7 @@ from .config import DeformableDetrConfig
 from .decoder import Decoder, Detections, Outputs
 from .layers import EncoderLayer, LayerOptions, box_head, class_head
 from .positions import Pyramid, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
-from .proposals import best, propose
+from .proposals import best, candidates, projection
 
 GROUPS = 32
 
@@ -133,7 +133,9 @@ class DeformableDetr(nn.Module):
     ) -> tuple[Detections, jax.Array, jax.Array]:
         """The boxes that all pixels propose, the best of them [batch, queries, 4], and their embeddings."""
         config = self.config
-        _, proposed = propose(memory, class_head, box_head)
+        features, boxes = candidates(memory)
+        features = projection(config.d_model)(features)
+        proposed = Detections(class_head(features), jax.nn.sigmoid(box_head(features) + boxes))
         [reference] = best(proposed.logits[..., 0], config.two_stage_num_proposals, proposed.boxes)
         reference = jax.lax.stop_gradient(reference)
         embedding = nn.Dense(2 * config.d_model, name="pos_trans")(sines_of_boxes(reference, config.d_model // 2))

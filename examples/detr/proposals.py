@@ -1,11 +1,12 @@
 """The first of two stages: each pixel of the encoder proposes a box."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .decoder import Detections
 from .layers import LayerOptions
 from .positions import Pyramid, Shapes, pixel_centres
 
@@ -27,18 +28,19 @@ def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf), inside
 
 
-def propose(
-    memory: Pyramid, class_head: nn.Module, box_head: nn.Module, epsilon: float = 1e-5
-) -> tuple[jax.Array, Detections]:
-    """The features of all pixels of the encoded pyramid, and what they propose; makes layers of the calling module.
+def candidates(memory: Pyramid) -> tuple[jax.Array, jax.Array]:
+    """The features [batch, pixels, channels] of the encoded pyramid that make proposals, and the logits of their boxes.
 
-    They are computed with the precision of positions, at least float32.
+    They have the precision of positions, at least float32.
     """
     boxes, inside = proposals(memory.shapes, memory.ratios)
-    known = jnp.where(inside, memory.features, 0).astype(boxes.dtype)
-    projected = nn.Dense(memory.features.shape[-1], name="enc_output")(known)
-    features = LayerOptions(epsilon=epsilon).norm("enc_output_norm")(projected)
-    return features, Detections(class_head(features), jax.nn.sigmoid(box_head(features) + boxes))
+    return jnp.where(inside, memory.features, 0).astype(boxes.dtype), boxes
+
+
+def projection(channels: int, epsilon: float = 1e-5) -> Callable[[jax.Array], jax.Array]:
+    """Of the features of pixels to those of proposals; makes layers of the calling module."""
+    dense, norm = nn.Dense(channels, name="enc_output"), LayerOptions(epsilon=epsilon).norm("enc_output_norm")
+    return lambda features: norm(dense(features))
 
 
 def best(scores: jax.Array, count: int, *arrays: jax.Array) -> list[jax.Array]:

@@ -17,7 +17,7 @@ from .denoising import Denoising
 from .hybrid_encoder import ConvNorm, CSPRepLayer, HybridEncoder
 from .layers import Head, LayerOptions, box_head, class_head
 from .positions import Pyramid
-from .proposals import best, propose
+from .proposals import best, candidates, projection
 
 COARSEST_STRIDE = 32
 METHODS = {"default": "bilinear", "discrete": "discrete"}
@@ -103,11 +103,18 @@ def pyramid(
 
 def choose_queries(config: RTDetrConfig, memory: Pyramid) -> tuple[Detections, jax.Array, jax.Array]:
     """The best detections of the first stage, and as queries without gradient their features and boxes; makes layers of
-    the calling module."""
-    heads = class_head(config.num_labels, "enc_score_head"), box_head(config.d_model, "enc_bbox_head")
-    features, (logits, boxes) = propose(memory, *heads, config.layer_norm_eps)
-    logits, boxes, queries = best(logits.max(-1), config.num_queries, logits, boxes, features)
-    return Detections(logits, boxes), *jax.lax.stop_gradient((queries, boxes))
+    the calling module.
+
+    What has gradients is computed of the chosen pixels only.
+    """
+    features, boxes = candidates(memory)
+    project = projection(config.d_model, config.layer_norm_eps)
+    classify = class_head(config.num_labels, "enc_score_head")
+    scores = jax.lax.stop_gradient(classify(project(features)).max(-1))
+    queries, boxes = best(scores, config.num_queries, features, boxes)
+    queries = project(queries)
+    boxes = jax.nn.sigmoid(box_head(config.d_model, "enc_bbox_head")(queries) + boxes)
+    return Detections(classify(queries), boxes), *jax.lax.stop_gradient((queries, boxes))
 
 
 def add_denoising(
