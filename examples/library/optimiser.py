@@ -1,11 +1,14 @@
 """The optimiser of a recipe: rates by group of parameters, clipping, and the moving average of the variables."""
 
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 import jax_dcn
 
@@ -54,32 +57,71 @@ def described_rates(recipe: Recipe, params: Any) -> str:
     return f"Peak learning rates: {', '.join(found)}"
 
 
-def make_optimiser(recipe: Recipe, params: Any) -> optax.GradientTransformation:
-    """The optimiser of parameters with these names, which clips the norm of all gradients together first.
+class Packed(NamedTuple):
+    """Parameters: a vector for each rule of the optimiser, and those that are frozen as they are."""
 
-    Those that are frozen stay what they are, and do not count in the norm. The others have a rule for each rate and
-    weight decay, whose parameters are one vector: a rule for each array would make the program of a step half as long
-    again.
+    vectors: dict[str, jax.Array]
+    frozen: list[jax.Array]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where parameters are in `Packed`. In a step, launches for each array would take longer than its update.
+
+    names: of the rule of each parameter, or "frozen".
     """
 
-    def name(group, decays):
-        return f"{group}, decays" if decays and group != "frozen" else group
+    tree: Any
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
-    def name_of(path, group):
-        return name(group, recipe.norm_decay or path[-1].key not in ("bias", "scale"))
+    @classmethod
+    def of(cls, recipe: Recipe, params: Any) -> "Layout":
+        """A rule for each rate and weight decay."""
 
-    names = jax.tree_util.tree_map_with_path(name_of, labels(recipe, params))
-    present = {*jax.tree.leaves(names)}
+        def name_of(path, group):
+            return _rule_name(group, recipe.norm_decay or path[-1].key not in ("bias", "scale"))
+
+        names = jax.tree_util.tree_map_with_path(name_of, labels(recipe, params))
+        leaves, tree = jax.tree.flatten(params)
+        return cls(tree, tuple(jax.tree.leaves(names)), tuple(leaf.shape for leaf in leaves))
+
+    def pack(self, params: Any) -> Packed:
+        """The vectors of a tree of parameters, or of their gradients."""
+        members: dict[str, list[jax.Array]] = {name: [] for name in self.names}
+        for name, leaf in zip(self.names, jax.tree.leaves(params), strict=True):
+            members[name].append(leaf)
+        frozen = members.pop("frozen", [])
+        return Packed({name: jnp.concatenate([*map(jnp.ravel, leaves)]) for name, leaves in members.items()}, frozen)
+
+    def unpack(self, packed: Packed) -> Any:
+        """The tree of parameters again."""
+        leaves, frozen, ends = [], iter(packed.frozen), Counter[str]()
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if name == "frozen":
+                leaves.append(next(frozen))
+            else:
+                begin, size = ends[name], math.prod(shape)
+                leaves.append(packed.vectors[name][begin : begin + size].reshape(shape))
+                ends[name] += size
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+def make_optimiser(recipe: Recipe, names: Collection[str]) -> optax.GradientTransformation:
+    """The optimiser of vectors of parameters with these names, which clips the norm of all gradients together first."""
     rules = {
-        name(group, decays): _rule(recipe, rate(recipe, group), recipe.weight_decay * decays)
+        _rule_name(group, decays): _rule(recipe, rate(recipe, group), recipe.weight_decay * decays)
         for group in recipe.group_rates
         for decays in (False, True)
-        if name(group, decays) in present
     }
-    of_vectors = optax.chain(
+    rules = {name: rule for name, rule in rules.items() if name in names and name != "frozen"}
+    return optax.chain(
         optax.clip_by_global_norm(recipe.clip_norm), optax.partition(rules, {name: name for name in rules})
     )
-    return _in_vectors(of_vectors, names)
+
+
+def _rule_name(group, decays):
+    return f"{group}, decays" if decays and group != "frozen" else group
 
 
 def _rule(recipe, rate, decay):
@@ -89,30 +131,7 @@ def _rule(recipe, rate, decay):
     return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, MOMENTUM))
 
 
-def _in_vectors(of_vectors, names):
-    """A transformation of arrays, from one of a vector for each of their names. Those that are frozen are in none."""
-
-    def packed(tree):
-        """The vectors by name, and the functions that make arrays of them again."""
-        members = {}
-        jax.tree.map(lambda name, leaf: members.setdefault(name, []).append(leaf), names, tree)
-        pairs = {name: ravel_pytree(leaves) for name, leaves in members.items() if name != "frozen"}
-        return tuple({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
-
-    def update(gradients, state, params):
-        vectors, unpack = packed(gradients)
-        moved, state = of_vectors.update(vectors, state, packed(params)[0])
-        found = {name: iter(unpack[name](vector)) for name, vector in moved.items()}
-
-        def update_of(name, gradient):
-            return next(found[name]) if name in found else jnp.zeros_like(gradient)
-
-        return jax.tree.map(update_of, names, gradients), state
-
-    return optax.GradientTransformation(lambda params: of_vectors.init(packed(params)[0]), update)
-
-
-def moved_average(recipe: Recipe, average: Any, variables: Any, step: jax.Array) -> Any:
-    """The moving average after a step, whose decay grows with the steps, as in RT-DETR."""
+def moved_average(recipe: Recipe, average: Any, new: Any, step: jax.Array) -> Any:
+    """The moving average of arrays after a step, whose decay grows with the steps, as in RT-DETR."""
     decay = recipe.ema * (1 - jnp.exp(-(step + 1) / max(recipe.ema_warmup, 1)))
-    return optax.incremental_update(variables, average, 1 - decay)
+    return optax.incremental_update(new, average, 1 - decay)

@@ -23,7 +23,7 @@ from .devices import mesh_of, on_own, shared
 from .files import to_json
 from .loop import Options, Run, Work, evaluations_since_best, fit
 from .measurements import write_table
-from .optimiser import described_rates, make_optimiser, moved_average, rate
+from .optimiser import Layout, Packed, described_rates, make_optimiser, moved_average, rate
 from .photographs import ImageError
 from .plots import draw_curves, draw_mistakes
 from .precision import Evaluation, described
@@ -71,60 +71,75 @@ class Task(NamedTuple):
 
 @struct.dataclass
 class State:
-    """Everything that a step changes: average is the moving average of the variables, None if there is none.
+    """Everything that a step changes.
 
-    The data of a step and all randomness follow from the seed and `step`.
+    others: the variables that are no parameters. average: the moving average of the vectors of parameters and of the
+    others, None if there is none. The data of a step and all randomness follow from the seed and `step`.
     """
 
     step: jax.Array
-    variables: Variables
+    params: Packed
+    others: Variables
     optimiser: optax.OptState
-    average: Variables | None
+    average: tuple[dict[str, jax.Array], Variables] | None
+    layout: Layout = struct.field(pytree_node=False)
+
+    @property
+    def variables(self) -> Variables:
+        return self.others | {"params": self.layout.unpack(self.params)}
 
     @property
     def best(self) -> Variables:
         """The variables to evaluate and to keep."""
-        return self.variables if self.average is None else self.average
+        if self.average is None:
+            return self.variables
+        vectors, others = self.average
+        return others | {"params": self.layout.unpack(self.params._replace(vectors=vectors))}
 
 
 def first_state(recipe: Recipe, variables: Variables) -> State:
     """The state before the first step."""
-    variables = {"batch_stats": {}} | variables
-    optimiser = make_optimiser(recipe, variables["params"]).init(variables["params"])
-    average = jax.tree.map(jnp.copy, variables) if recipe.ema else None
-    return State(jnp.zeros((), jnp.int32), variables, optimiser, average)
+    others = {"batch_stats": {}} | {name: tree for name, tree in variables.items() if name != "params"}
+    layout = Layout.of(recipe, variables["params"])
+    params = layout.pack(variables["params"])
+    optimiser = make_optimiser(recipe, layout.names).init(params.vectors)
+    average = jax.tree.map(jnp.copy, (params.vectors, others)) if recipe.ema else None
+    return State(jnp.zeros((), jnp.int32), params, others, optimiser, average, layout)
 
 
 @partial(jax.jit, static_argnames=("loss", "recipe"), donate_argnames="state")
 def train_step(loss: Loss, recipe: Recipe, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
     """One optimiser step on one batch: the new state, and the losses by name, their sum "loss" and the rate."""
     slopes, losses, statistics = gradients(loss, recipe, state, batch)
-    params = state.variables["params"]
-    updates, optimiser = make_optimiser(recipe, params).update(slopes, state.optimiser, params)
-    variables = state.variables | {"params": optax.apply_updates(params, updates), "batch_stats": statistics}
-    average = None if state.average is None else moved_average(recipe, state.average, variables, state.step)
+    vectors = state.params.vectors
+    optimiser = make_optimiser(recipe, state.layout.names)
+    updates, moments = optimiser.update(state.layout.pack(slopes).vectors, state.optimiser, vectors)
+    vectors = optax.apply_updates(vectors, updates)
+    others = state.others | {"batch_stats": statistics}
+    average = None if state.average is None else moved_average(recipe, state.average, (vectors, others), state.step)
     measured = {"loss": sum(losses.values()), **losses, "rate": rate(recipe)(state.step)}
-    return State(state.step + 1, variables, optimiser, average), measured
+    params = state.params._replace(vectors=vectors)
+    return State(state.step + 1, params, others, moments, average, state.layout), measured
 
 
 def gradients(loss: Loss, recipe: Recipe, state: State, batch: Any) -> tuple[Any, dict[str, jax.Array], Any]:
     """The gradients of the parameters and the losses, both as means over `accumulate` parts of the batch, and the last
     statistics. Each part sees the statistics that the one before has left, and has a key of its own."""
     key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-    params, parts = state.variables["params"], recipe.accumulate
+    variables, parts = state.variables, recipe.accumulate
 
     def of_part(statistics, numbered):
         number, part = numbered
 
         def total(params):
-            variables = state.variables | {"params": params, "batch_stats": statistics}
-            losses, after = loss(variables, part, jax.random.fold_in(key, number))
+            given = variables | {"params": params, "batch_stats": statistics}
+            losses, after = loss(given, part, jax.random.fold_in(key, number))
             return sum(losses.values()), (losses, after)
 
-        slopes, (losses, after) = jax.grad(total, has_aux=True)(params)
+        slopes, (losses, after) = jax.grad(total, has_aux=True)(variables["params"])
         return after, (slopes, losses)
 
-    statistics = state.variables["batch_stats"]
+    statistics = variables["batch_stats"]
     if parts == 1:
         statistics, (slopes, losses) = of_part(statistics, (0, batch))
         return slopes, losses, statistics
@@ -136,7 +151,7 @@ def gradients(loss: Loss, recipe: Recipe, state: State, batch: Any) -> tuple[Any
         statistics, (more, losses) = of_part(statistics, numbered)
         return (statistics, jax.tree.map(jnp.add, slopes, more)), losses
 
-    start = statistics, jax.tree.map(jnp.zeros_like, params)
+    start = statistics, jax.tree.map(jnp.zeros_like, variables["params"])
     (statistics, slopes), losses = jax.lax.scan(add, start, (jnp.arange(parts), divided))
     return jax.tree.map(lambda leaf: leaf / parts, slopes), jax.tree.map(jnp.mean, losses), statistics
 
