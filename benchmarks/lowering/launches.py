@@ -14,6 +14,7 @@ _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
 _ROOT = r"^.*/(site-packages/|(?=(examples|benchmarks|jax_dcn)/))"
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 _SLICES = {"slice", "dynamic-slice", "gather"}  # of their first operand; the others are small
+_SAME_SIZE = {"bitcast", "convert"}
 _SCRATCH = re.compile(r", s8\[\d+\]\{0\}(?=\)$)")  # the memory that a library computes in
 _CALLS = {"while", "conditional", "call"}  # they launch what their computations do
 _LIBRARIES = {"__cublas": "product", "__cudnn": "convolution", "dcn_": "jax_dcn"}
@@ -55,10 +56,12 @@ def _of_computation(computation, times, bodies, sources) -> Iterator[Launch]:
         elif operation not in _NO_KERNEL:
             fused = bodies[_CALLEES.search(attributes)[1].lstrip("%")] if operation == "fusion" else f" {operation}("
             kind = _kind(operation, attributes, fused)
-            moved = [_SCRATCH.sub("", result) if kind in _LIBRARIES.values() else result]
-            moved += [types.get(operand, "") for operand in re.findall(r"%([\w.-]+)", operands)]
-            moved[1:] = [_part_read(fused, index) or operand for index, operand in enumerate(moved[1:])]
-            yield Launch(name, kind, sum(map(array_bytes, moved)), *sources.of(attributes), times)
+            written = array_bytes(_SCRATCH.sub("", result) if kind in _LIBRARIES.values() else result)
+            read = (
+                array_bytes(types.get(operand, "")) * _share_read(fused, index)
+                for index, operand in enumerate(re.findall(r"%([\w.-]+)", operands))
+            )
+            yield Launch(name, kind, written + round(sum(read)), *sources.of(attributes), times)
 
 
 def _kind(operation, attributes, fused):
@@ -68,13 +71,23 @@ def _kind(operation, attributes, fused):
     return next((kind for found, kind in _KINDS.items() if f" {found}(" in fused), "element-wise")
 
 
-def _part_read(fused, index):
-    """The types of the slices that a fusion reads of an operand; none, if it reads all of it."""
-    name = re.search(rf"%([\w.-]+) = .* parameter\({index}\)", fused)
-    uses = [
-        use for use in _INSTRUCTION.finditer(fused) if name and re.search(rf"%{re.escape(name[1])}\b(?![.-])", use[4])
-    ]
-    return " ".join(use[2] for use in uses) if {use[3] for use in uses} <= _SLICES else ""
+def _share_read(fused, index):
+    """How much a fusion reads of an operand: all of it, or the slices that it takes."""
+    found = re.search(rf"%([\w.-]+) = (\S+) parameter\({index}\)", fused)
+    return _share(fused, *found.groups()) if found else 1
+
+
+def _share(fused, array, its_type):
+    operand, share = re.compile(rf"%{re.escape(array)}(?![\w.-])"), 0
+    uses = [use for use in _INSTRUCTION.finditer(fused) if operand.search(use[4])]
+    for name, result, operation, *_ in (use.groups() for use in uses):
+        if operation in _SLICES:
+            share += array_bytes(result) / array_bytes(its_type)
+        elif operation in _SAME_SIZE:
+            share += _share(fused, name, result)
+        else:
+            return 1
+    return min(share, 1)
 
 
 class _Sources:
