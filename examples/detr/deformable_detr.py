@@ -134,7 +134,7 @@ class DeformableDetr(nn.Module):
         """The boxes that all pixels propose, the best of them [batch, queries, 4], and their embeddings."""
         config = self.config
         features, boxes = candidates(memory)
-        features = projection(config.d_model)(features)
+        features = projection(features)(features)
         proposed = Detections(class_head(features), jax.nn.sigmoid(box_head(features) + boxes))
         [reference] = best(proposed.logits[..., 0], config.two_stage_num_proposals, proposed.boxes)
         reference = jax.lax.stop_gradient(reference)

@@ -29,17 +29,16 @@ def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def candidates(memory: Pyramid) -> tuple[jax.Array, jax.Array]:
-    """The features [batch, pixels, channels] of the encoded pyramid that make proposals, and the logits of their boxes.
-
-    They have the precision of positions, at least float32.
-    """
+    """The features [batch, pixels, channels] of the encoded pyramid that make proposals, and the logits of their
+    boxes, which have the precision of positions, at least float32."""
     boxes, inside = proposals(memory.shapes, memory.ratios)
-    return jnp.where(inside, memory.features, 0).astype(boxes.dtype), boxes
+    return jnp.where(inside, memory.features, 0), boxes
 
 
-def projection(channels: int, epsilon: float = 1e-5) -> Callable[[jax.Array], jax.Array]:
-    """Of the features of pixels to those of proposals; makes layers of the calling module."""
-    dense, norm = nn.Dense(channels, name="enc_output"), LayerOptions(epsilon=epsilon).norm("enc_output_norm")
+def projection(like: jax.Array, epsilon: float = 1e-5) -> Callable[[jax.Array], jax.Array]:
+    """Of features like these to those of proposals, at least in float32; makes layers of the calling module."""
+    dense = nn.Dense(like.shape[-1], dtype=like.dtype, name="enc_output")
+    norm = LayerOptions(epsilon=epsilon).norm("enc_output_norm")
     return lambda features: norm(dense(features))
 
 

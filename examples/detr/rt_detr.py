@@ -108,7 +108,7 @@ def choose_queries(config: RTDetrConfig, memory: Pyramid) -> tuple[Detections, j
     What has gradients is computed of the chosen pixels only.
     """
     features, boxes = candidates(memory)
-    project = projection(config.d_model, config.layer_norm_eps)
+    project = projection(features, config.layer_norm_eps)
     classify = class_head(config.num_labels, "enc_score_head")
     scores = jax.lax.stop_gradient(classify(project(features)).max(-1))
     queries, boxes = best(scores, config.num_queries, features, boxes)
