@@ -10,7 +10,6 @@ from flax.linen.dtypes import promote_dtype
 from flax.typing import Dtype
 
 from examples.library.boxes import Boxes
-from examples.library.convolution import Conv
 from jax_dcn import fpn_levels, roi_align
 
 from .anchors import STRIDES
@@ -66,9 +65,10 @@ class BoxHead(nn.Module):
 
 
 class Upsample(nn.Module):
-    """A 2x2 transposed convolution of stride 2. Its windows do not overlap, so it is a matrix product.
+    """A 2x2 transposed convolution of stride 2, as its windows [..., 2, 2, features] of each pixel [..., inputs].
 
-    XLA computes it so much faster on a CPU. The layout of the weight is that of a convolution in the other direction.
+    They do not overlap, so it is a matrix product. The layout of the weight is that of a convolution in the other
+    direction.
     """
 
     features: int
@@ -81,13 +81,30 @@ class Upsample(nn.Module):
         )
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        batch, height, width, _ = x.shape
-        y = jnp.einsum("bhwi,yxoi->bhywxo", x, kernel) + bias
-        return y.reshape(batch, 2 * height, 2 * width, self.features)
+        windows = x @ kernel.reshape(-1, x.shape[-1]).T + jnp.tile(bias, 4)
+        return windows.reshape(*x.shape[:-1], 2, 2, self.features)
+
+
+class LogitOfClass(nn.Module):
+    """The result in float32 of a 1x1 convolution to logits of classes, at each item's class only.
+
+    x [n, ..., features] and labels [n] give [n, ...]. The logits of all classes would be most of a detector's memory.
+    """
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, labels):
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (1, 1, x.shape[-1], self.classes))
+        bias = self.param("bias", nn.initializers.zeros, (self.classes,))
+        of_items = kernel[0, 0].T[labels].astype(x.dtype)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        logits = jnp.einsum("n...i,ni->n...", x, of_items, preferred_element_type=wide)
+        return logits + bias[labels].reshape(-1, *[1] * (logits.ndim - 1))
 
 
 class MaskHead(nn.Module):
-    """Pooled features [n, bins, bins, features] to mask logits [n, 2 · bins, 2 · bins, classes] of float32."""
+    """Pooled features [n, bins, bins, features] to mask logits [n, 2 · bins, 2 · bins] of the labels [n]."""
 
     classes: int
     features: int
@@ -96,12 +113,14 @@ class MaskHead(nn.Module):
     def setup(self):
         self.convs = [ConvModule(self.features, 3, self.dtype) for _ in range(MASK_CONVS)]
         self.upsample = Upsample(self.features, self.dtype)
-        self.conv_logits = Conv(self.classes, (1, 1), dtype=self.dtype)
+        self.conv_logits = LogitOfClass(self.classes)
 
-    def __call__(self, pooled: jax.Array) -> jax.Array:
+    def __call__(self, pooled: jax.Array, labels: jax.Array) -> jax.Array:
         for conv in self.convs:
             pooled = nn.relu(conv(pooled))
-        return self.conv_logits(nn.relu(self.upsample(pooled))).astype(jnp.float32)
+        windows = self.conv_logits(nn.relu(self.upsample(pooled)), labels)  # [n, row, column, 2, 2]
+        count, height, width, *_ = windows.shape
+        return windows.swapaxes(2, 3).reshape(count, 2 * height, 2 * width)
 
 
 class RoIHead(nn.Module):
@@ -123,6 +142,5 @@ class RoIHead(nn.Module):
     def segment(self, features: Sequence[jax.Array], regions: Boxes, labels: jax.Array) -> jax.Array:
         """The mask logits [batch, n, 28, 28] of the class of each region, given by labels [batch, n]."""
         pooled = pool(features, regions, MASK_BINS, self.config.sampling_ratio)
-        logits = self.mask_head(pooled.reshape(-1, *pooled.shape[2:]))
-        chosen = jnp.take_along_axis(logits, labels.reshape(-1, 1, 1, 1), -1)
-        return chosen.reshape(*labels.shape, *chosen.shape[1:3])
+        logits = self.mask_head(pooled.reshape(-1, *pooled.shape[2:]), labels.ravel())
+        return logits.reshape(*labels.shape, *logits.shape[1:])
