@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-ACTIVATIONS = {"relu": nn.relu, "silu": nn.silu, "swish": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
+from examples.library.activation import relu
+
+ACTIVATIONS = {"relu": relu, "silu": nn.silu, "swish": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Head(nn.Module):
             last = {"kernel_init": nn.initializers.zeros, "bias_init": lambda _, *about: jnp.full(about[0], first)}
         *hidden, features = self.features
         for index, width in enumerate(hidden):
-            x = nn.relu(nn.Dense(width, name=f"layers_{index}")(x))
+            x = relu(nn.Dense(width, name=f"layers_{index}")(x))
         return nn.Dense(features, name=f"layers_{len(hidden)}", **last)(x)
 
 

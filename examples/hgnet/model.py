@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.activation import relu
 from examples.library.convolution import square
 from examples.library.normalization import BatchNorm, FrozenBatchNorm
 from examples.library.pooling import max_pool
@@ -64,7 +65,7 @@ class ConvLayer(nn.Module):
         x = options.norm(name="normalization")(x)
         if not self.is_active:
             return x
-        return Affine(name="lab")(nn.relu(x)) if options.affine else nn.relu(x)
+        return Affine(name="lab")(relu(x)) if options.affine else relu(x)
 
 
 class Affine(nn.Module):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from flax.typing import Dtype
 
+from examples.library.activation import relu
 from examples.library.boxes import Boxes
 from jax_dcn import fpn_levels, roi_align
 
@@ -59,7 +60,7 @@ class BoxHead(nn.Module):
         # The weights expect the order of mmdet: feature, row, column.
         x = jnp.moveaxis(pooled, -1, -3).reshape(*pooled.shape[:-3], -1)
         for layer in self.shared_fcs:
-            x = nn.relu(layer(x))
+            x = relu(layer(x))
         logits, deltas = (layer(x).astype(jnp.float32) for layer in (self.fc_cls, self.fc_reg))
         return logits, deltas.reshape(*x.shape[:-1], self.classes, 4)
 
@@ -117,8 +118,8 @@ class MaskHead(nn.Module):
 
     def __call__(self, pooled: jax.Array, labels: jax.Array) -> jax.Array:
         for conv in self.convs:
-            pooled = nn.relu(conv(pooled))
-        windows = self.conv_logits(nn.relu(self.upsample(pooled)), labels)  # [n, row, column, 2, 2]
+            pooled = relu(conv(pooled))
+        windows = self.conv_logits(relu(self.upsample(pooled)), labels)  # [n, row, column, 2, 2]
         count, height, width, *_ = windows.shape
         return windows.swapaxes(2, 3).reshape(count, 2 * height, 2 * width)
 

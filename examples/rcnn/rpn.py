@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.activation import relu
 from examples.library.boxes import Boxes, clip
 from examples.library.convolution import Conv
 from jax_dcn import nms
@@ -41,7 +42,7 @@ class RPNHead(nn.Module):
         self.rpn_reg = conv(4 * count, (1, 1), kernel_init=nn.initializers.normal(0.01))
 
     def __call__(self, features: Sequence[jax.Array]) -> AnchorPredictions:
-        hidden = [nn.relu(self.rpn_conv(feature)) for feature in features]
+        hidden = [relu(self.rpn_conv(feature)) for feature in features]
         of_cells = self.config.anchor_scales, self.config.anchor_ratios
         stds = jnp.array(self.config.anchor_stds)
         return AnchorPredictions(

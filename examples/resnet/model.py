@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.activation import relu
 from examples.library.convolution import Conv
 from examples.library.normalization import BatchNorm, FrozenBatchNorm
 from examples.library.pooling import max_pool
@@ -71,8 +72,8 @@ class Block(nn.Module):
             layer = self.conv3x3 if size == 3 else self.conv
             y = layer(features, (size, size), strides=stride, padding=size // 2, name=f"conv{index}")(y)
             y = self.norm(name=f"bn{index}")(y)
-            y = nn.relu(y) if index < len(sizes) else y
-        return nn.relu(y + (self._shortcut(x) if self.project else x))
+            y = relu(y) if index < len(sizes) else y
+        return relu(y + (self._shortcut(x) if self.project else x))
 
     def _sizes(self):
         """The features, size and stride of each convolution."""
@@ -120,7 +121,7 @@ class ResNet(nn.Module):
         x = jnp.asarray(images)
         for index, (features, size, stride) in enumerate(stem, 1):
             x = conv(features, (size, size), strides=stride, padding=size // 2, name=f"conv{index}")(x)
-            x = nn.relu(norm(name=f"bn{index}")(x))
+            x = relu(norm(name=f"bn{index}")(x))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
         outputs = []
         stages = zip(layout.hidden_sizes, layout.depths, self.stage_with_dcn, strict=True)

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.library.activation import relu
 from examples.library.convolution import Conv
 from jax_dcn.linen import DeformConv
 
@@ -56,8 +57,8 @@ class Block(nn.Module):
         if x.shape[-1] != self.features:
             shortcut = Conv(self.features, (1, 1), use_bias=False, name="project")(shortcut)
         y = _halving_conv(self.features, "conv1")(x) if self.halve else self._conv("conv1")(x)
-        y = self._conv("conv2")(nn.relu(norm("norm1")(y)))
-        return nn.relu(shortcut + norm("norm2")(y))
+        y = self._conv("conv2")(relu(norm("norm1")(y)))
+        return relu(shortcut + norm("norm2")(y))
 
     def _conv(self, name):
         return Conv3x3(self.features, self.is_deformable, name=name)
@@ -77,7 +78,7 @@ class Backbone(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         x = images.astype(jnp.float32) / 127.5 - 1
-        x = nn.relu(norm("stem_norm")(_halving_conv(self.widths[0], "stem")(x)))
+        x = relu(norm("stem_norm")(_halving_conv(self.widths[0], "stem")(x)))
         stages = zip(self.widths[1:], self.blocks, (True, True, False), strict=True)
         for stage, (features, blocks, halve) in enumerate(stages, start=1):
             for block in range(blocks):

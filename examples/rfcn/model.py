@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.library.activation import relu
 from examples.library.boxes import Boxes, clip, decode, suppress
 from examples.library.convolution import Conv
 from jax_dcn import psroi_pool
@@ -70,7 +71,7 @@ class RFCN(nn.Module):
         regions = jax.vmap(propose)(*jax.lax.stop_gradient((logits, clip(boxes, *images.shape[1:3]))))
         if truth is not None:
             regions = Boxes(*(jnp.concatenate(pair, 1) for pair in zip(regions, truth, strict=True)))
-        hidden = nn.relu(norm("head_norm")(Conv(WIDTH, (1, 1), use_bias=False, name="head_conv")(features)))
+        hidden = relu(norm("head_norm")(Conv(WIDTH, (1, 1), use_bias=False, name="head_conv")(features)))
         class_logits = self._vote("class", hidden, regions, self.classes + 1, self.classes + 1)
         return Predictions(logits, boxes, regions, class_logits, self._vote("box", hidden, regions, 4, 1))
 
@@ -85,7 +86,7 @@ class RFCN(nn.Module):
         return logits.reshape(batch, -1), jnp.concatenate([centres - half, centres + half], -1)
 
     def _branch(self, name, x, channels, bias_init):
-        x = nn.relu(norm(f"{name}_norm")(Conv(self.widths[-1], (3, 3), use_bias=False, name=f"{name}_conv")(x)))
+        x = relu(norm(f"{name}_norm")(Conv(self.widths[-1], (3, 3), use_bias=False, name=f"{name}_conv")(x)))
         return Conv(channels, (1, 1), bias_init=bias_init, name=f"{name}_out")(x)
 
     def _vote(self, name, features, regions, outputs, classes):
