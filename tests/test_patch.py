@@ -24,11 +24,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 import jax_dcn
-from benchmarks import patched_models
-from benchmarks.measurements.detectors.patched import DETECTORS, Model, Program
 from jax_dcn._patch import functions
 from jax_dcn._patch.targets import LIBRARIES, TARGETS
 from tests.helpers import patched
+from tests.helpers.patched_models import DETECTORS
 from tests.helpers.slow import slow_unless
 
 CASES = patched.cases()
@@ -219,7 +218,7 @@ def test_whole_models(name, installed):
     crashes = jaxlib.__version__ in ("0.10.2", "0.11.0") and "ynn_fusion_type=" not in os.environ["XLA_FLAGS"]
     if name == "RAFT" and crashes:
         pytest.skip("this jaxlib would crash: https://github.com/jax-ml/jax/issues/39257")
-    program = model.make(model.small)
+    program = model.make()
 
     @jax.jit
     def compute(weights, inputs):
@@ -429,16 +428,3 @@ def test_libraries_that_are_not_installed(monkeypatch):
 def test_nothing_is_imported_before():
     code = f"import sys, jax_dcn; assert not {{*{[*LIBRARIES, 'keras']!r}}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_page_has_both(stand_in, tmp_path, monkeypatch):
-    """A short run of the benchmark."""
-    stand_in("jax_raft")
-    arrays = [jnp.asarray(array, "float32") for array in CASES["grid_sample"].arrays]
-    program = Program(lambda arrays, _: current(TARGETS[-1])(*arrays), arrays, ())
-    monkeypatch.setattr(patched_models, "MODELS", {"samples": Model("jax_raft", lambda _: program)})
-    patched_models.main(["--repeats", "1", "--out", str(tmp_path)])
-    (page,) = tmp_path.glob("*-cpu-patch.md")
-    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| samples")]
-    assert [row[2].strip() for row in rows] == ["forward", "with gradients"]
-    assert all(0 < float(row[-1].strip(" |")) < 1e-5 for row in rows)
