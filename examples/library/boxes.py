@@ -1,4 +1,4 @@
-"""Boxes (x0, y0, x1, y1) in pixels: a padded set of them, overlap, encoding, and suppression of a fixed size."""
+"""Boxes (x0, y0, x1, y1) in pixels: a padded set of them, overlap, and encoding."""
 
 from typing import NamedTuple
 
@@ -81,19 +81,6 @@ def decode(deltas: jax.Array, base: jax.Array, min_side: float, max_log_scale: f
     centre = base_centre + deltas[..., :2] * base_size
     half = base_size * jnp.exp(jnp.clip(deltas[..., 2:], -max_log_scale, max_log_scale)) / 2
     return jnp.concatenate([centre - half, centre + half], -1)
-
-
-def suppress(boxes: jax.Array, scores: jax.Array, classes: jax.Array, threshold: float) -> jax.Array:
-    """Greedy non-maximum suppression within classes, in a fixed number of steps.
-
-    Unlike those of `jax_dcn.nms`, its loops end without a condition, which devices that share a batch would exchange.
-    boxes [n, 4], scores [n] in descending order and classes [n] of one image; returns the scores, with 0 for
-    suppressed boxes.
-    """
-    later = jnp.arange(len(scores))[:, None] < jnp.arange(len(scores))
-    rivals = later & (classes[:, None] == classes) & (iou(boxes[:, None], boxes) > threshold)
-    kept = jax.lax.fori_loop(0, len(scores), lambda i, kept: kept & ~(kept[i] & rivals[i]), scores > 0)
-    return jnp.where(kept, scores, 0)
 
 
 _TINY = 1e-12  # an area that is never that of a real box

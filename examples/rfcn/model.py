@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from examples.library.activation import relu
-from examples.library.boxes import Boxes, clip, decode, suppress
+from examples.library.boxes import Boxes, clip, decode
 from examples.library.convolution import Conv
-from jax_dcn import psroi_pool
+from jax_dcn import nms, psroi_pool
 from jax_dcn.linen import DeformPSRoIPool
 
 from .backbone import STRIDE, Backbone, locations, norm
@@ -111,10 +111,9 @@ class RFCN(nn.Module):
 
 def propose(logits: jax.Array, boxes: jax.Array) -> Boxes:
     """The strongest boxes [cells, 4] of one image after non-maximum suppression, padded to `PROPOSALS`."""
-    strength, chosen = jax.lax.top_k(jax.nn.sigmoid(logits), min(CANDIDATES, len(logits)))
-    kept = suppress(boxes[chosen], strength, jnp.zeros_like(chosen), PROPOSAL_THRESHOLD)
-    kept, best = jax.lax.top_k(kept, min(PROPOSALS, len(kept)))
-    return Boxes(boxes[chosen[best]], kept > 0)
+    strength, chosen = jax.lax.top_k(logits, min(CANDIDATES, len(logits)))
+    kept, valid = nms(boxes[chosen], strength, PROPOSAL_THRESHOLD, max_outputs=PROPOSALS)
+    return Boxes(boxes[chosen[kept]], valid)
 
 
 def as_rois(regions: Boxes) -> jax.Array:
@@ -135,5 +134,6 @@ def detect(model: RFCN, params: dict, images: jax.Array) -> Detections:
 def strongest(scores: jax.Array, boxes: jax.Array) -> Detections:
     """The detections of one image: scores [n, classes] of boxes [n, 4], strongest first, after suppression."""
     strength, flat = jax.lax.top_k(scores.reshape(-1), min(DETECTIONS, scores.size))
-    box, classes = flat // scores.shape[-1], flat % scores.shape[-1]
-    return Detections(boxes[box], suppress(boxes[box], strength, classes, DETECTION_THRESHOLD), classes)
+    boxes, classes = boxes[flat // scores.shape[-1]], flat % scores.shape[-1]
+    kept, valid = nms(boxes, strength, DETECTION_THRESHOLD, max_outputs=DETECTIONS, classes=classes)
+    return Detections(boxes[kept], jnp.where(valid, strength[kept], 0), classes[kept])

@@ -15,7 +15,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import examples
-from examples.library import boxes
 from examples.library.checkpoints import locked
 from examples.library.command_line import Parser
 from examples.library.training import first_state, train_step
@@ -86,13 +85,6 @@ def test_boxes_are_tight(monkeypatch):
         assert not outside.any()
 
 
-def test_suppression_keeps_the_best_of_each_class():
-    overlapping = np.array([[0, 0, 10, 10], [1, 0, 11, 10], [1, 0, 11, 10], [50, 50, 60, 60]], np.float32)
-    scores = np.array([0.9, 0.8, 0.7, 0.6], np.float32)
-    kept = boxes.suppress(overlapping, scores, np.array([1, 1, 2, 1]), 0.5)
-    assert_allclose(kept, [0.9, 0, 0.7, 0.6])
-
-
 def test_perfect_predictions_have_an_average_precision_of_one():
     batch = scenes.make_batch("validation", 0, range(20))
     perfect = model.Detections(batch.boxes, (batch.labels >= 0).astype(np.float32), batch.labels)
@@ -114,10 +106,10 @@ def test_proposals_are_suppressed_and_padded():
     """Two cells have the same box. The image of a region that is padding is -1."""
     box, other = [8.0, 8, 24, 24], [40.0, 8, 56, 30]
     found = model.propose(jnp.array([2.0, 1, 3]), jnp.array([box, box, other]))
-    assert_array_equal(found.valid, [True, True, False])
+    assert_array_equal(found.valid, np.arange(model.PROPOSALS) < 2)
     rois = model.as_rois(found)
     assert_array_equal(rois[:2], [[0, 40, 8, 55, 29], [0, 8, 8, 23, 23]])
-    assert rois[2, 0] == -1
+    assert_array_equal(rois[2:, 0], -1)
 
 
 def test_regions_learn_the_class_and_the_box_of_their_object(monkeypatch):
