@@ -12,13 +12,13 @@ PekingU/rtdetr_v2_r18vd or ustc-community/dfine-small-coco, or what `python -m e
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from examples.library.detecting import make_parser, run
-from examples.library.objects import checked_threshold
+from examples.library.objects import Objects, checked_threshold
 from examples.library.precision import check_finite
 
-from .evaluate import Detector
-from .images import find_objects
+from .evaluate import Detector, find
 from .weights import load
 
 
@@ -33,14 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         checkpoint = load(options.checkpoint)
         detector = Detector.of(checkpoint)
 
-        @jax.jit
-        def compute(variables, images, mask):
-            return detector.model.apply(variables, *detector.arguments(images, mask))
-
         def detect(image, name):
-            outputs = jax.device_get(compute(checkpoint.variables, *checkpoint.processor(image)))
-            check_finite(name, outputs.logits[0].max(-1), outputs.boxes[0])
-            return find_objects(outputs, image.height, image.width, threshold, detector.most_objects)
+            found = find(detector, checkpoint.variables, *checkpoint.processor(image))
+            scores, labels, boxes = (part[0] for part in jax.device_get(found[:3]))
+            check_finite(name, scores, boxes)
+            shown = scores > threshold
+            return Objects(scores[shown], labels[shown], boxes[shown] * np.tile(image.size, 2))
 
         run(options, detect, checkpoint.labels)
 

@@ -1,4 +1,4 @@
-"""From an image to the input of a model, as transformers' processors make it, and from its outputs to objects."""
+"""From an image to the input of a model, as transformers' processors make it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,10 +9,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from examples.library.objects import Objects
 from examples.library.photographs import ImageError
-
-from .decoder import Outputs
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
@@ -241,17 +238,3 @@ def resized(height: int, width: int, size: Mapping[str, int]) -> tuple[int, int]
     if short == shorter:  # the image stays, even if its longer side is a pixel too long
         return height, width
     return (short, long) if height <= width else (long, short)
-
-
-def find_objects(outputs: Outputs, height: int, width: int, threshold: float, most: int) -> Objects:
-    """The objects in the first image of a batch with scores above the threshold, at most so many.
-
-    A query may find several classes. height, width: of the image, in the pixels that boxes are to have.
-    """
-    scores = 1 / (1 + np.exp(-np.asarray(outputs.logits[0], np.float64)))
-    queries, labels = np.nonzero(scores > threshold)
-    order = np.argsort(-scores[queries, labels], kind="stable")[:most]
-    queries, labels = queries[order], labels[order]
-    centres, sizes = np.split(np.asarray(outputs.boxes[0])[queries], 2, -1)
-    corners = np.concatenate([centres - sizes / 2, centres + sizes / 2], -1) * (width, height, width, height)
-    return Objects(scores[queries, labels], labels, corners)
