@@ -4,11 +4,10 @@ Each takes an example and a random generator, and returns an example: an RGB ima
 (x0, y0, x1, y1) in pixels, float32 [n, 4], and their labels, int32 [n].
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 IOU_LIMITS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, None)  # of SSD; None keeps the image
 CROP_SIZES, CROP_RATIOS, CROP_TRIALS = (0.3, 1.0), (0.5, 2.0), 40
@@ -39,24 +38,14 @@ def photometric_distort(example: Example, rng: np.random.Generator) -> Example:
 
     The distortion of SSD (Liu et al., arXiv 1512.02325) with the ranges of torchvision's `RandomPhotometricDistort`.
     """
-    pixels = example.image.astype(np.float32)
-    contrast_first = rng.random() < 0.5
-    if rng.random() < 0.5:
-        pixels = pixels * rng.uniform(0.875, 1.125)
-    contrast = rng.uniform(0.5, 1.5) if rng.random() < 0.5 else 1.0
-    saturation = rng.uniform(0.5, 1.5) if rng.random() < 0.5 else 1.0
-    hue = rng.uniform(-0.05, 0.05) if rng.random() < 0.5 else 0.0
-    if contrast_first:
-        pixels = _mixed(pixels, _grey(pixels).mean(), contrast)
-    if saturation != 1:
-        pixels = _mixed(pixels, _grey(pixels), saturation)
-    if hue:
-        pixels = _turned_hue(pixels, hue)
-    if not contrast_first:
-        pixels = _mixed(pixels, _grey(pixels).mean(), contrast)
-    if rng.random() < 0.5:
-        pixels = pixels[..., rng.permutation(3)]
-    return example._replace(image=pixels.round().clip(0, 255).astype(np.uint8))
+    image = Image.fromarray(example.image)
+    changes = [(ImageEnhance.Color, 0.5, 1.5), (_TurnedHue, -0.05, 0.05)]
+    changes.insert(2 * int(rng.integers(2)), (ImageEnhance.Contrast, 0.5, 1.5))
+    for change, low, high in [(ImageEnhance.Brightness, 0.875, 1.125), *changes]:
+        if rng.random() < 0.5:
+            image = change(image).enhance(rng.uniform(low, high))
+    channels = rng.permutation(3) if rng.random() < 0.5 else np.arange(3)
+    return example._replace(image=np.asarray(image)[..., channels])
 
 
 def zoom_out(example: Example, rng: np.random.Generator) -> Example:
@@ -132,17 +121,11 @@ def _iou(boxes, part):
     return shared / ((boxes[:, 2:] - boxes[:, :2]).prod(1) + (part[2:] - part[:2]).prod() - shared)
 
 
-def _grey(pixels):
-    return (pixels @ np.float32([0.299, 0.587, 0.114]))[..., None]
+class _TurnedHue(NamedTuple):
+    image: Image.Image
 
-
-def _mixed(pixels, other, share):
-    return (share * pixels + (1 - share) * other).clip(0, 255)
-
-
-def _turned_hue(pixels, turn):
-    """Rotates the chroma plane of YIQ by `turn` of a circle, as hue adjustments of video do."""
-    cos, sin = math.cos(2 * math.pi * turn), math.sin(2 * math.pi * turn)
-    to_yiq = np.float32([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
-    turned = np.linalg.inv(to_yiq) @ np.float32([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ to_yiq
-    return (pixels @ turned.T.astype(np.float32)).clip(0, 255)
+    def enhance(self, turn):
+        """The image with its hues turned by a part of a circle."""
+        hue, saturation, value = self.image.convert("HSV").split()
+        turned = hue.point(lambda hue: (hue + round(256 * turn)) % 256)
+        return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
