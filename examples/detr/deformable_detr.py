@@ -15,7 +15,7 @@ from jax_dcn.linen import MultiScaleDeformableAttention
 from .config import DeformableDetrConfig
 from .decoder import Decoder, Detections, Outputs
 from .layers import EncoderLayer, LayerOptions, box_head, class_head
-from .positions import Pyramid, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
+from .positions import Pyramid, of_pixels, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
 from .proposals import best, candidates, projection
 
 GROUPS = 32
@@ -36,13 +36,13 @@ class ConvGroupNorm(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A pyramid, and the embedding [batch, pixels, channels] of its pixels, to the encoded pyramid."""
+    """A pyramid, the embedding [batch, pixels, channels] of its pixels, and that of levels, to the encoded pyramid."""
 
     config: DeformableDetrConfig
     options: LayerOptions
 
     @nn.compact
-    def __call__(self, pyramid: Pyramid, position: jax.Array) -> Pyramid:
+    def __call__(self, pyramid: Pyramid, sines: jax.Array, levels: jax.Array) -> Pyramid:
         config = self.config
         centres = pixel_centres(pyramid.shapes, pyramid.ratios)
         reference = centres[:, :, None] * pyramid.ratios[:, None]
@@ -59,7 +59,9 @@ class Encoder(nn.Module):
         for index in range(config.encoder_layers):
             ffn = config.encoder_ffn_dim, config.activation_function
             layer = EncoderLayer(attention, *ffn, self.options, name=f"layers_{index}")
-            x = layer(x, x + position, reference, x, **keywords)
+            # Made anew, so that the gradients of levels are summed in each layer, and not kept until the last one.
+            position = sines + of_pixels(levels, pyramid.shapes)
+            x = layer(x, x + position.astype(x.dtype), reference, x, **keywords)
         return pyramid._replace(features=x)
 
 
@@ -95,9 +97,9 @@ class DeformableDetr(nn.Module):
         )
         return Outputs(found, proposed)
 
-    def _pyramid(self, maps: Sequence[jax.Array], mask: jax.Array) -> tuple[Pyramid, jax.Array]:
-        """The maps of the backbone and further halvings of the last one, as a pyramid of `d_model` channels; and the
-        embedding of its pixels."""
+    def _pyramid(self, maps: Sequence[jax.Array], mask: jax.Array) -> tuple[Pyramid, jax.Array, jax.Array]:
+        """The maps of the backbone and further halvings of the last one, as a pyramid of `d_model` channels; the
+        embedding of its pixels; and that of its levels."""
         config = self.config
         levels = []
         for index in range(config.num_feature_levels):
@@ -110,14 +112,11 @@ class DeformableDetr(nn.Module):
         masks = [resize_mask(mask, shape) for shape in shapes]
         embeddings = self.param("level_embed", nn.initializers.normal(1.0), (len(levels), config.d_model))
         wide = jnp.promote_types(levels[0].dtype, jnp.float32)
-        positions = [
-            (sines_of_pixels(mask, config.d_model, wide) + embedding).astype(levels[0].dtype)
-            for mask, embedding in zip(masks, embeddings, strict=True)
-        ]
+        sines = [sines_of_pixels(mask, config.d_model, wide) for mask in masks]
         features, position, mask = (
-            jnp.concatenate([jax.lax.collapse(part, 1, 3) for part in parts], 1) for parts in (levels, positions, masks)
+            jnp.concatenate([jax.lax.collapse(part, 1, 3) for part in parts], 1) for parts in (levels, sines, masks)
         )
-        return Pyramid(features, shapes, mask, valid_ratios(masks, wide)), position
+        return Pyramid(features, shapes, mask, valid_ratios(masks, wide)), position, embeddings
 
     def _learned_queries(self, batch: int) -> tuple[jax.Array, jax.Array]:
         """Reference points [batch, queries, 2], and embeddings [batch, queries, 2 * channels]."""

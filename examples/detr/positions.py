@@ -66,6 +66,13 @@ def sines_of_pixels(mask: jax.Array, features: int, dtype: jnp.dtype) -> jax.Arr
     return jnp.concatenate(halves, -1)
 
 
+def of_pixels(levels: jax.Array, shapes: Shapes) -> jax.Array:
+    """What each pixel of a pyramid has from its level: [pixels, features] from [levels, features], exactly."""
+    pixels = [height * width for height, width in shapes]
+    is_level = np.repeat(np.eye(len(shapes)), pixels, 0).astype(levels.dtype)
+    return jnp.matmul(is_level, levels, precision=jax.lax.Precision.HIGHEST)
+
+
 def sines_of_boxes(boxes: jax.Array, features: int) -> jax.Array:
     """An embedding of boxes [..., 4]: [..., 4 * features]."""
     return sines(2 * math.pi * boxes, features).reshape(*boxes.shape[:-1], -1)
