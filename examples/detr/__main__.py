@@ -1,4 +1,4 @@
-"""Detect objects with a Deformable DETR, RT-DETR, RT-DETRv2 or D-FINE of Hugging Face, in Flax.
+"""Detect objects with a Deformable DETR, RT-DETR, RT-DETRv2, D-FINE, LW-DETR or RF-DETR, in Flax.
 
 python -m examples.detr CHECKPOINT photo.jpg
 python -m examples.detr CHECKPOINT photo.jpg --threshold 0.3 --out found.png

@@ -1,6 +1,7 @@
 """The settings of the models, by the names that they have in a config.json of transformers."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -10,6 +11,7 @@ import numpy as np
 from examples import hgnet
 from examples.resnet.model import STAGES, Layout
 
+from . import vit
 from .distributions import Distribution
 from .layers import ACTIVATIONS
 
@@ -19,6 +21,8 @@ BASIC_SIZES = (64, 128, 256, 512)
 COARSE_STAGES = (2, 3, 4)  # of a backbone, whose features the encoders take
 RESNET50 = Layout(out_indices=COARSE_STAGES)
 HGNET = hgnet.Layout()
+LW_DETR_VIT = vit.Layout()
+DINOV2 = vit.Layout(True, 384, 12, 6, patch_size=14, grid=37, out_indices=(2, 5, 8, 11))
 RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 
 
@@ -207,6 +211,108 @@ class DFineConfig(RTDetrConfig):
         require(backbone, model_type="hgnet_v2", hidden_act="relu", num_channels=3)
         layout = hgnet.Layout(**_known(hgnet.Layout, backbone))
         return dataclasses.replace(layout, out_indices=_out_indices(backbone, len(layout.stage_out_channels)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LwDetrConfig:
+    """LW-DETR."""
+
+    backbone: vit.Layout = LW_DETR_VIT
+    num_labels: int = 91
+    num_queries: int = 300
+    group_detr: int = 13
+    d_model: int = 256
+    projector_scale_factors: tuple[float, ...] = (1.0,)
+    hidden_expansion: float = 0.5
+    c2f_num_blocks: int = 3
+    activation_function: str = "silu"
+    batch_norm_eps: float = 1e-5
+    decoder_layers: int = 3
+    decoder_ffn_dim: int = 2048
+    decoder_self_attention_heads: int = 8
+    decoder_cross_attention_heads: int = 16
+    decoder_activation_function: str = "relu"
+    decoder_n_points: int = 4
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    @property
+    def activation_dropout(self) -> float:
+        """Dropout in feed-forward networks, which is that of all else."""
+        return self.dropout
+
+    @property
+    def decoder_attention_heads(self) -> int:
+        """The heads of self attention."""
+        return self.decoder_self_attention_heads
+
+    @property
+    def num_feature_levels(self) -> int:
+        """The levels of the pyramid."""
+        return len(self.projector_scale_factors)
+
+    @property
+    def stride(self) -> int:
+        """By which the sides of images must be divisible."""
+        return self.backbone.stride
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """The settings in a config.json."""
+        require(config, attention_bias=True)
+        for part in ("", "decoder_"):
+            require(config, **{f"{part}activation_function": tuple(ACTIVATIONS)})
+        known = _known(cls, config) | {"num_labels": len(label_names(config))}
+        settings = cls(**known | {"backbone": cls._backbone(config.get("backbone_config") or {})})
+        levels = settings.num_feature_levels
+        require(config, num_feature_levels=levels)
+        if not levels or not {0.5, 1.0, 2.0}.issuperset(settings.projector_scale_factors):
+            scales = config["projector_scale_factors"]
+            raise ValueError(f"projector_scale_factors must be some of 0.5, 1.0 and 2.0 in the config, got {scales}")
+        return settings
+
+    @staticmethod
+    def _backbone(config: Mapping[str, Any]) -> vit.Layout:
+        require(config, model_type="lw_detr_vit", num_channels=3, qkv_bias=True, dropout_prob=(0, 0.0))
+        require(config, use_absolute_position_embeddings=True)
+        windows, count = math.isqrt(config.get("num_windows", 16)), config.get("num_windows", 16)
+        if windows**2 != count:
+            raise ValueError(f"num_windows must be a square number in the config, got {count}")
+        layout = vit.Layout(**_known(vit.Layout, config))
+        return dataclasses.replace(
+            layout,
+            grid=config.get("pretrain_image_size", 224) // layout.patch_size,
+            windows=windows,
+            windowed=tuple(config.get("window_block_indices", vit.Layout.windowed)),
+            out_indices=_out_indices(config, layout.num_hidden_layers) if config else layout.out_indices,
+            layer_scale=config.get("cae_init_values", 0.1),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RfDetrConfig(LwDetrConfig):
+    """RF-DETR for detection, with one level. layer_norm_eps: of the projector."""
+
+    layer_norm_eps: float = 1e-6
+
+    @staticmethod
+    def _backbone(config: Mapping[str, Any]) -> vit.Layout:
+        require(config, model_type="rf_detr_dinov2", num_channels=3, qkv_bias=True, use_swiglu_ffn=False)
+        require(config, apply_layernorm=True, reshape_hidden_states=True, use_mask_token=True, num_register_tokens=0)
+        for part in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
+            require(config, **{part: (0, 0.0)})
+        layout = dataclasses.replace(DINOV2, **_known(vit.Layout, config))
+        indices = DINOV2.out_indices
+        if {"out_features", "out_indices"} & config.keys():
+            indices = _out_indices(config, layout.num_hidden_layers)
+        return dataclasses.replace(
+            layout,
+            grid=config.get("image_size", 518) // layout.patch_size,
+            windows=config.get("num_windows", 4),
+            windowed=tuple(index for index in range(layout.num_hidden_layers) if index not in indices),
+            out_indices=indices,
+            layer_scale=config.get("layerscale_value", 1.0),
+        )
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:

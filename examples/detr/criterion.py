@@ -1,4 +1,4 @@
-"""The losses of Deformable DETR, RT-DETR and D-FINE, by the rules of their authors' code.
+"""The losses of Deformable DETR, RT-DETR, D-FINE and LW-DETR, by the rules of their authors' code.
 
 Each class has the weights of one model family as fields. Called with the outputs of a model and the targets, it returns
 the weighted losses by name; training minimises their sum. docs/detection_transformers.md lists where the losses of
@@ -16,7 +16,7 @@ import optax
 from .decoder import Detections, Outputs, Predictions
 from .denoising import Denoising
 from .distributions import Distribution, distillation, fine_grained_localisation
-from .losses import box_losses, box_quality, varifocal
+from .losses import box_losses, box_quality, iou_aware, varifocal
 from .matching import Targets, match
 
 # Settings in a config.json of transformers' own losses, and their defaults there. They have no effect on these losses.
@@ -27,6 +27,7 @@ UNUSED = {
     **{"focal_loss_gamma": 2.0, "weight_loss_vfl": 1.0, "weight_loss_bbox": 5.0, "weight_loss_giou": 2.0},
     **{"weight_loss_fgl": 0.15, "weight_loss_ddf": 1.5},
 }
+UNUSED_OF_LW_DETR = UNUSED | {"class_cost": 2, "class_loss_coefficient": 1, "dice_loss_coefficient": 1}
 Losses = dict[str, jax.Array]
 
 
@@ -168,6 +169,50 @@ class DFineLosses(RTDetrLosses):
 
         found = _by_set(localisation, suffixes[: last + 1], corners, boxes)
         return found | _by_set(taught, suffixes[:last], corners[:-1], boxes[:-1])
+
+
+@dataclass(frozen=True)
+class LwDetrLosses:
+    """IoU-aware, L1 and GIoU losses of all layers and of the chosen proposals, of LW-DETR and RF-DETR in training.
+
+    classes, l1, giou: their weights. groups: of queries, each of which has an assignment of its own. Losses are divided
+    by the number of targets and by that of the groups.
+    """
+
+    groups: int = 13
+    classes: float = 1.0
+    l1: float = 5.0
+    giou: float = 2.0
+    alpha: float = 0.25
+
+    def __call__(self, outputs: Outputs, targets: Targets, denoising: Denoising | None = None) -> Losses:
+        """The losses by name. The last layer has no suffix, layer i has `_i`, and the first stage has `_enc`."""
+        count = _count(targets) * self.groups
+        sets = _sets(outputs.layers, outputs.proposals)
+        suffixes = [*(f"_{index}" for index in range(len(sets.logits) - 2)), "", "_enc"]
+
+        def of_set(found, assigned):
+            own = targets.of(assigned)
+            loss = iou_aware(found.logits, own.labels, box_quality(found.boxes, own), self.alpha).sum() / count
+            return {"loss_ce": self.classes * loss} | _box_losses(self, found, own, count)
+
+        return _by_set(of_set, suffixes, sets, _match_in_groups(sets, targets, self.groups))
+
+
+def _match_in_groups(sets, targets, groups):
+    """As `match`, of each group of queries alone."""
+
+    def divided(leaf):
+        count, batch, queries, channels = leaf.shape
+        return (
+            leaf.reshape(count, batch, groups, -1, channels)
+            .swapaxes(1, 2)
+            .reshape(-1, batch, queries // groups, channels)
+        )
+
+    assigned = match(*jax.tree.map(divided, sets), targets)
+    shape = sets.logits.shape[:3]
+    return assigned.reshape(shape[0], groups, shape[1], -1).swapaxes(1, 2).reshape(shape)
 
 
 def _box_losses(weights, found, own, count):

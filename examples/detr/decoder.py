@@ -13,7 +13,7 @@ from flax.core import FrozenDict
 
 from jax_dcn.linen import MultiScaleDeformableAttention
 
-from .config import DeformableDetrConfig, RTDetrConfig
+from .config import DeformableDetrConfig, LwDetrConfig, RTDetrConfig
 from .layers import FeedForward, LayerOptions, SelfAttention
 from .positions import Pyramid
 
@@ -80,18 +80,26 @@ def move(reference: jax.Array, change: jax.Array) -> jax.Array:
     return jax.nn.sigmoid(jnp.concatenate([moved, change[..., known:]], -1))
 
 
+def shift(boxes: jax.Array, change: jax.Array) -> jax.Array:
+    """Boxes [..., 4], changed by `change` [..., 4] in units of their sizes, and in logarithms of sizes."""
+    centre, size = jnp.split(boxes, 2, -1)
+    return jnp.concatenate([centre + change[..., :2] * size, jnp.exp(change[..., 2:]) * size], -1)
+
+
 class DecoderLayer(nn.Module):
     """Self attention, deformable attention and a feed-forward network, each added to its input and normalised.
 
     attention_options: further arguments of `MultiScaleDeformableAttention`. gate: makes the layer, given its name, that
-    merges the result of the deformable attention with its input, in place of a normalised sum.
+    merges the result of the deformable attention with its input, in place of a normalised sum. groups: into how many
+    groups the queries are divided, each of which attends only to itself.
     """
 
-    config: DeformableDetrConfig | RTDetrConfig
+    config: DeformableDetrConfig | RTDetrConfig | LwDetrConfig
     activation: str
     options: LayerOptions
     attention_options: Mapping[str, Any]
     gate: Callable[..., nn.Module] | None = None
+    groups: int = 1
 
     @nn.compact
     def __call__(
@@ -104,15 +112,20 @@ class DecoderLayer(nn.Module):
     ) -> jax.Array:
         config, options = self.config, self.options
         position = position.astype(queries.dtype)
-        attended = SelfAttention(config.decoder_attention_heads, options, name="self_attn")(queries, position, hidden)
+        attention, grouped = (
+            SelfAttention(config.decoder_attention_heads, options, name="self_attn"),
+            [queries, position],
+        )
+        if self.groups > 1:
+            grouped = [x.reshape(len(x), self.groups, -1, x.shape[-1]) for x in grouped]
+        attended = attention(*grouped, hidden).reshape(queries.shape)
         queries = options.norm("self_attn_layer_norm")(queries + options.drop(attended, options.dropout))
         cross_attention = MultiScaleDeformableAttention(
             config.d_model,
-            num_heads=config.decoder_attention_heads,
+            **{"num_heads": config.decoder_attention_heads, **self.attention_options},
             num_levels=config.num_feature_levels,
             num_points=config.decoder_n_points,
             dtype=options.dtype,
-            **self.attention_options,
             name="encoder_attn",
         )
         inputs = queries + position, reference, memory.features
@@ -136,14 +149,20 @@ class Decoder(nn.Module):
     looks_forward_twice: whether the loss of a layer also trains the box of the layer before, as in DINO (arXiv
     2203.03605) and RT-DETR.
     attention_options: further arguments of `MultiScaleDeformableAttention`.
+    groups: into how many groups the queries are divided, each of which attends only to itself.
+    moves: how a predicted change moves a reference.
+    normalises: whether predictions are made from normalised features.
     """
 
-    config: DeformableDetrConfig | RTDetrConfig
+    config: DeformableDetrConfig | RTDetrConfig | LwDetrConfig
     activation: str
     options: LayerOptions
     refine: bool
     looks_forward_twice: bool = False
     attention_options: Mapping[str, Any] = FrozenDict()
+    groups: int = 1
+    moves: Callable[[jax.Array, jax.Array], jax.Array] = move
+    normalises: bool = False
 
     @nn.compact
     def __call__(
@@ -165,17 +184,17 @@ class Decoder(nn.Module):
         hidden: bool [queries, queries], which queries do not see each other.
         """
         found, start = [], reference
+        norm = self.options.norm("layernorm") if self.normalises else lambda queries: queries
+        options = {"attention_options": self.attention_options, "groups": self.groups}
         for index in range(self.config.decoder_layers):
             scale = jnp.tile(memory.ratios, reference.shape[-1] // 2)
             located = reference[:, :, None] * scale[:, None]
-            layer = DecoderLayer(
-                self.config, self.activation, self.options, self.attention_options, name=f"layers_{index}"
-            )
+            layer = DecoderLayer(self.config, self.activation, self.options, **options, name=f"layers_{index}")
             queries = layer(queries, position(reference), located, memory, hidden)
-            wide = queries.astype(reference.dtype)
+            wide = norm(queries).astype(reference.dtype)
             logits, change = (heads[min(index, len(heads) - 1)](wide) for heads in (class_heads, box_heads))
-            boxes = move(reference, change)
-            found.append(Detections(logits, move(start, change) if self.looks_forward_twice else boxes))
+            boxes = self.moves(reference, change)
+            found.append(Detections(logits, self.moves(start, change) if self.looks_forward_twice else boxes))
             if self.refine:
                 start, reference = boxes, jax.lax.stop_gradient(boxes)
         return Predictions(*jax.tree.map(lambda *layers: jnp.stack(layers), *found))

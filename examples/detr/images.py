@@ -20,6 +20,8 @@ PROCESSORS = {  # of transformers, by the type of the model
     "rt_detr": "RTDetrImageProcessor",
     "rt_detr_v2": "RTDetrImageProcessor",
     "d_fine": "RTDetrImageProcessor",
+    "lw_detr": "DeformableDetrImageProcessor",
+    "rf_detr": "RfDetrImageProcessor",
 }
 # What a preprocessor_config.json need not say. A switch that is null there is off, whatever its default is.
 DEFAULTS = {
@@ -40,6 +42,7 @@ _DETR = {
 DEFAULTS_BY_PROCESSOR = {
     "DeformableDetrImageProcessor": _DETR,
     "DetrImageProcessor": _DETR,
+    "RfDetrImageProcessor": _DETR,
     "RTDetrImageProcessor": {"size": {"height": 640, "width": 640}, "do_normalize": False, "do_pad": False},
 }
 

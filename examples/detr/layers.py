@@ -86,21 +86,24 @@ _in_rows.defvjp(_in_rows_forward, _in_rows_backward)
 
 
 class SelfAttention(nn.Module):
-    """Attention among x [batch, length, channels]; `position`, of the same shape, is added to queries and keys only.
+    """Attention among x [..., length, channels]; `position`, of the same shape, is added to queries and keys only.
 
-    hidden: bool [length, length], whether the query of a row does not see that of a column; by default, each sees all.
+    key_bias: whether keys have a bias. hidden: bool [length, length], whether the query of a row does not see that of a
+    column; by default, each sees all.
     """
 
     heads: int
     options: LayerOptions
+    key_bias: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array, position: jax.Array, hidden: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, position: jax.Array | None = None, hidden: jax.Array | None = None) -> jax.Array:
         options = self.options
         dense = partial(nn.Dense, x.shape[-1], dtype=options.dtype)
-        located = x + position.astype(x.dtype)
-        sources = {"q_proj": located, "k_proj": located, "v_proj": x}
-        query, key, value = (self._split(dense(name=name)(part)) for name, part in sources.items())
+        located = x if position is None else x + position.astype(x.dtype)
+        query = self._split(dense(name="q_proj")(located))
+        key = self._split(dense(name="k_proj", use_bias=self.key_bias)(located))
+        value = self._split(dense(name="v_proj")(x))
         drops = options.train and options.attention_dropout > 0
         attended = nn.dot_product_attention(
             query,

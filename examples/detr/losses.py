@@ -8,6 +8,8 @@ from examples.library.boxes import centre_to_corners, generalised_iou, iou
 
 from .matching import Targets
 
+LEAST_TARGET = 0.01
+
 
 def varifocal(
     logits: jax.Array, labels: jax.Array, quality: jax.Array, alpha: float = 0.75, gamma: float = 2.0
@@ -21,6 +23,24 @@ def varifocal(
     score = jax.lax.stop_gradient(quality)[..., None] * target
     weight = alpha * jax.nn.sigmoid(jax.lax.stop_gradient(logits)) ** gamma * (1 - target) + score
     return weight * optax.sigmoid_binary_cross_entropy(logits, score)
+
+
+def iou_aware(
+    logits: jax.Array, labels: jax.Array, quality: jax.Array, alpha: float = 0.25, gamma: float = 2.0
+) -> jax.Array:
+    """The IoU-aware binary cross-entropy of each class (LW-DETR, arXiv 2406.03459), with the shape of logits [...,
+    classes].
+
+    The target of the class of a label [...] is a geometric mean of its score and the quality [...] of its box, at least
+    `LEAST_TARGET`, which gets no gradient. Scores of other classes, and of queries with label -1, should be 0; their
+    weights, powers of the scores, get one.
+    """
+    is_own = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
+    scores = jax.nn.sigmoid(logits)
+    mean = scores**alpha * quality[..., None] ** (1 - alpha)
+    target = jnp.where(is_own, jax.lax.stop_gradient(jnp.maximum(mean, LEAST_TARGET)), 0)
+    others = jnp.where(is_own, 1 - target, scores**gamma)
+    return -target * jax.nn.log_sigmoid(logits) - others * jax.nn.log_sigmoid(-logits)
 
 
 def box_losses(boxes: jax.Array, own: Targets) -> tuple[jax.Array, jax.Array]:

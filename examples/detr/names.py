@@ -68,6 +68,79 @@ TO_FILES_OF_RT_DETR: Rules = {
     r"^(query_pos_head|pre_bbox_head)\.": r"decoder.\1.",
 }
 
+# The same for LW-DETR and RF-DETR, also of the files of RF-DETR's authors.
+FROM_FILES_OF_LW_DETR: Rules = {
+    r"^(model|transformer)\.": "",
+    r"^backbone\.(0\.encoder\.encoder|backbone)\.": "backbone.",
+    r"^backbone\.encoder\.layer\.": "backbone.layer.",
+    r"^backbone\.embeddings\.patch_embeddings\.": "backbone.embeddings.",
+    r"\.attention\.attention\.([qkv])\w+\.": r".attention.\1_proj.",
+    r"\.attention\.output\.(dense\.)?": ".attention.o_proj.",
+    r"\.intermediate\.": ".mlp.",
+    r"\.layernorm_before\.": ".norm1.",
+    r"\.layernorm_after\.": ".norm2.",
+    r"\.layer_scale(\d)\.lambda1$": r".gamma_\1",
+    r"^backbone\.(0\.)?projector\.": "projector.",
+    r"^projector\.(projector_layer|layer_norm)\.": r"projector.scale_layers.0.\1.",
+    r"^projector\.stages\.(\d)\.0\.": r"projector.scale_layers.\1.projector_layer.",
+    r"^projector\.stages\.(\d)\.1\.": r"projector.scale_layers.\1.layer_norm.",
+    r"\.m\.(\d+)\.": r".bottlenecks.\1.",
+    r"\.cv(\d)\.": r".conv\1.",
+    r"\.bn\.": ".norm.",
+    r"^refpoint_embed\.": "reference_point_embed.",
+    r"^decoder\.ref_point_head\.": "ref_point_head.",
+    r"^decoder\.norm\.": "decoder.layernorm.",
+    r"^(decoder\.layers\.\d+)\.norm1\.": r"\1.self_attn_layer_norm.",
+    r"^(decoder\.layers\.\d+)\.(norm2|cross_attn_layer_norm)\.": r"\1.encoder_attn_layer_norm.",
+    r"^(decoder\.layers\.\d+)\.(norm3|layer_norm)\.": r"\1.final_layer_norm.",
+    r"^(decoder\.layers\.\d+)\.linear(\d)\.": r"\1.mlp.fc\2.",
+    r"\.cross_attn\.": ".encoder_attn.",
+    r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
+}
+_OF_VIT: Rules = {
+    r"^backbone\.layer\.": "backbone.encoder.layer.",
+    r"\.attention\.q_proj\.": ".attention.attention.query.",
+    r"\.attention\.k_proj\.": ".attention.attention.key.",
+    r"\.attention\.v_proj\.": ".attention.attention.value.",
+}
+TO_FILES_OF_LW_DETR: Rules = _OF_VIT | {
+    r"\.attention\.o_proj\.": ".attention.output.",
+    r"^(backbone\..*)\.mlp\.": r"\1.intermediate.",
+    r"^(backbone\..*)\.norm1\.": r"\1.layernorm_before.",
+    r"^(backbone\..*)\.norm2\.": r"\1.layernorm_after.",
+    r"\.final_layer_norm\.": ".layer_norm.",
+    r"\.encoder_attn": ".cross_attn",
+    r"^ref_point_head\.": "decoder.ref_point_head.",
+    r"^(backbone|projector)\.": r"backbone.\1.",
+    r"^(?!class_embed|bbox_embed)": "model.",
+}
+TO_FILES_OF_RF_DETR: Rules = _OF_VIT | {
+    r"\.attention\.o_proj\.": ".attention.output.dense.",
+    r"^backbone\.embeddings\.projection\.": "backbone.embeddings.patch_embeddings.projection.",
+    r"\.gamma_(\d)$": r".layer_scale\1.lambda1",
+    r"^backbone\.": "backbone.0.encoder.encoder.",
+    r"^(projector\..*)\.norm\.": r"\1.bn.",
+    r"^projector\.scale_layers\.0\.projector_layer\.": "backbone.0.projector.stages.0.0.",
+    r"^projector\.scale_layers\.0\.layer_norm\.": "backbone.0.projector.stages.0.1.",
+    r"\.bottlenecks\.": ".m.",
+    r"\.conv(\d)\.": r".cv\1.",
+    r"^reference_point_embed\.": "refpoint_embed.",
+    r"^ref_point_head\.": "decoder.ref_point_head.",
+    r"^decoder\.layernorm\.": "decoder.norm.",
+    r"\.self_attn_layer_norm\.": ".norm1.",
+    r"\.encoder_attn_layer_norm\.": ".norm2.",
+    r"\.final_layer_norm\.": ".norm3.",
+    r"^(decoder\..*)\.mlp\.fc(\d)\.": r"\1.linear\2.",
+    r"\.encoder_attn\.": ".cross_attn.",
+    r"\.self_attn\.o_proj\.": ".self_attn.out_proj.",
+    r"^(decoder|enc_out)": r"transformer.\1",
+}
+# By the type of a model, where they are not those of transformers' other models.
+READING = dict.fromkeys(("lw_detr", "rf_detr"), FROM_FILES_OF_LW_DETR)
+WRITING = {"lw_detr": TO_FILES_OF_LW_DETR, "rf_detr": TO_FILES_OF_RF_DETR}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # which files of RF-DETR have as one array
+PACKED = r"\.self_attn\.in_proj_(weight|bias)$"
+
 
 def _resnet_to_files(layout: Layout) -> Rules:
     """Of a ResNet; in those that take means, these come before the convolution of a strided shortcut."""
@@ -106,15 +179,17 @@ def of_path(path: Sequence[Any]) -> str:
     return ".".join([*(re.sub(r"_(\d+)$", r".\1", module) for module in modules), LEAVES.get(kind, kind)])
 
 
-def renamed(name: str) -> str:
+def renamed(name: str, model_type: str = "") -> str:
     """The name in these models of a parameter in a file.
+
+    model_type: that of a config.json, which need only be given if it is in `READING`.
 
     >>> renamed("model.backbone.model.encoder.stages.0.layers.0.layer.1.normalization.weight")
     'backbone.layer1.0.bn2.weight'
     >>> renamed("model.encoder.encoder.0.layers.0.fc1.bias")
     'encoder.aifi.0.layers.0.mlp.fc1.bias'
     """
-    return _apply(FROM_FILES, name)
+    return _apply(READING.get(model_type, FROM_FILES), name)
 
 
 def in_file(name: str, config: Mapping[str, Any]) -> str:
@@ -124,6 +199,8 @@ def in_file(name: str, config: Mapping[str, Any]) -> str:
     >>> in_file("backbone.layer1.0.bn2.weight", config)
     'model.backbone.model.encoder.stages.0.layers.0.layer.1.normalization.weight'
     """
+    if config["model_type"] in WRITING:
+        return _apply(WRITING[config["model_type"]], name)
     is_deformable_detr = config["model_type"] == "deformable_detr"
     rules = TO_FILES if is_deformable_detr else TO_FILES | TO_FILES_OF_RT_DETR
     # D-FINE's backbone and those of timm have the names of these models.
@@ -139,15 +216,40 @@ def in_file(name: str, config: Mapping[str, Any]) -> str:
     return f"model.{name}"
 
 
-def rename(state: Mapping[str, np.ndarray], heads: Mapping[str, int]) -> dict[str, str]:
+def unpacked(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A state dict with an array for each of the projections of self attention that it has as one array."""
+    found = {}
+    for name, array in state.items():
+        if match := re.search(PACKED, name):
+            start, parts = f"{name[: match.start()]}.self_attn", np.split(array, len(PROJECTIONS))
+            found |= {f"{start}.{kind}.{match[1]}": part for kind, part in zip(PROJECTIONS, parts, strict=True)}
+        else:
+            found[name] = array
+    return found
+
+
+def packed(state: dict[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The inverse of `unpacked`, for models whose files have such arrays."""
+    if config["model_type"] != "rf_detr":
+        return state
+    found = dict(state)
+    for name in state:
+        if ".self_attn.q_proj." in name:
+            parts = [found.pop(name.replace("q_proj", kind)) for kind in PROJECTIONS]
+            found[name.replace("q_proj.", "in_proj_")] = np.concatenate(parts)
+    return found
+
+
+def rename(state: Mapping[str, np.ndarray], heads: Mapping[str, int], model_type: str = "") -> dict[str, str]:
     """The names in a file, by the names in these models.
 
-    heads: how many of "class_embed" and "bbox_embed" the model has. A file may have several copies of a parameter, such
-    as of a head that all layers share; they must be equal. If it has only the first head, the others are its copies.
+    model_type: as of `renamed`. heads: how many of "class_embed" and "bbox_embed" the model has. A file may have
+    several copies of a parameter, such as of a head that all layers share; they must be equal. If it has only the first
+    head, the others are its copies.
     """
     source: dict[str, str] = {}
     for name in state:
-        new = renamed(name)
+        new = renamed(name, model_type)
         for kind, count in heads.items():
             new = re.sub(rf"^{kind}\.\d+\.", f"{kind}.0.", new) if count == 1 else new
         known = source.setdefault(new, name)
@@ -186,6 +288,7 @@ def derived(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, np.nda
     known = constants(config)
     arrays = {f"model.{end}": array for end, array in known.items() if end.startswith("decoder.")}
     frozen = config["model_type"] == "deformable_detr" or config.get("freeze_backbone_batch_norms", True)
+    frozen = frozen and config["model_type"] not in WRITING  # whose backbones have none
     for name in names:
         module = name.rpartition(".")[0]
         if name.endswith(".running_var") and not (frozen and ".backbone." in name):

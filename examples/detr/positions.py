@@ -7,7 +7,7 @@ are (x, y), and sizes of images are 1.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,15 @@ class Pyramid(NamedTuple):
     shapes: Shapes
     mask: jax.Array | None
     ratios: jax.Array
+
+    @classmethod
+    def of(cls, levels: Sequence[jax.Array]) -> Self:
+        """The pyramid of maps [batch, height, width, channels] without padding."""
+        shapes = tuple(level.shape[1:3] for level in levels)
+        features = jnp.concatenate([jax.lax.collapse(level, 1, 3) for level in levels], 1)
+        return cls(
+            features, shapes, None, jnp.ones((1, len(levels), 2), jnp.promote_types(features.dtype, jnp.float32))
+        )
 
 
 TEMPERATURE = 10000

@@ -14,16 +14,21 @@ SIZE = 0.05  # of a proposal on the first level; each further level doubles it
 MARGIN = 0.01
 
 
-def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A box per pixel, as logits [batch, pixels, 4], and whether it is inside the image: [batch, pixels, 1].
+def anchors(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A box [batch, pixels, 4] per pixel, and whether it is inside the image: [batch, pixels, 1].
 
     ratios: [batch, levels, 2], the valid share of the width and of the height of each level. Boxes are fractions of the
-    valid part. Boxes of pixels beyond it are outside. The logits of all boxes outside are infinite.
+    valid part. Boxes of pixels beyond it are outside.
     """
     centres = pixel_centres(shapes, ratios)
     sizes = np.concatenate([np.full((h * w, 2), SIZE * 2.0**level) for level, (h, w) in enumerate(shapes)])
     boxes = jnp.concatenate([centres, jnp.broadcast_to(sizes.astype(centres.dtype), centres.shape)], -1)
-    inside = jnp.all((boxes > MARGIN) & (boxes < 1 - MARGIN), -1, keepdims=True)
+    return boxes, jnp.all((boxes > MARGIN) & (boxes < 1 - MARGIN), -1, keepdims=True)
+
+
+def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """As `anchors`, with boxes as logits. Those of all boxes outside are infinite."""
+    boxes, inside = anchors(shapes, ratios)
     boxes = jnp.where(inside, boxes, 0.5)
     return jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf), inside
 

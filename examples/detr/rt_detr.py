@@ -95,10 +95,7 @@ def pyramid(
             config.d_model, size, options, stride, epsilon=config.batch_norm_eps, name=f"decoder_input_proj_{index}"
         )
         levels.append(conv(x))
-    shapes = tuple(level.shape[1:3] for level in levels)
-    features = jnp.concatenate([level.reshape(level.shape[0], -1, config.d_model) for level in levels], 1)
-    ratios = jnp.ones((1, len(levels), 2), jnp.promote_types(features.dtype, jnp.float32))
-    return Pyramid(features, shapes, None, ratios)
+    return Pyramid.of(levels)
 
 
 def choose_queries(config: RTDetrConfig, memory: Pyramid) -> tuple[Detections, jax.Array, jax.Array]:

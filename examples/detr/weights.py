@@ -17,25 +17,29 @@ from examples.library import classes, files
 from jax_dcn import interop
 
 from . import names
-from .config import DeformableDetrConfig, DFineConfig, RTDetrConfig, label_names, require
-from .criterion import Criterion, DeformableDetrLosses, DFineLosses, RTDetrLosses
+from .config import DeformableDetrConfig, DFineConfig, LwDetrConfig, RfDetrConfig, RTDetrConfig, label_names, require
+from .criterion import Criterion, DeformableDetrLosses, DFineLosses, LwDetrLosses, RTDetrLosses
 from .d_fine import DFine
 from .deformable_detr import DeformableDetr
 from .images import Preprocessor
-from .rt_detr import RTDetr
+from .lw_detr import LwDetr
+from .rt_detr import COARSEST_STRIDE, RTDetr
 
 MODELS = {
     "deformable_detr": (DeformableDetr, DeformableDetrConfig),
     "rt_detr": (RTDetr, RTDetrConfig),
     "rt_detr_v2": (RTDetr, RTDetrConfig),
     "d_fine": (DFine, DFineConfig),
+    "lw_detr": (LwDetr, LwDetrConfig),
+    "rf_detr": (LwDetr, RfDetrConfig),
 }
 ADAPTER = "adapter_config.json"  # of peft
 UNTRUSTED = "load it in Python and write its arrays with `save_pretrained` of transformers"
 # The first one that is in a folder is read, as by transformers.
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-INIT_SIZE = 64  # sides of the images for which parameters are made
-OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed")  # parameters that depend on the classes
+INIT_SIZE = 64  # least sides of the images for which parameters are made
+# Parameters that depend on the classes.
+OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed", "enc_out_class_embed")
 
 
 class Checkpoint(NamedTuple):
@@ -107,15 +111,15 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
         save_file(to_file(checkpoint), file, {"format": "pt"})
 
 
-def to_file(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint, float32 and by the names that transformers gives them."""
+def to_file(checkpoint: Checkpoint, dtype: DTypeLike = "float32") -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by the names that transformers gives them."""
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(checkpoint.variables)[0]:
-        array = np.asarray(leaf, np.float32)
+        array = np.asarray(leaf, dtype)
         if path[-1].key == "kernel":
             array = array.transpose(-1, -2, *range(array.ndim - 2))
         found[names.in_file(names.of_path(path), checkpoint.config)] = np.ascontiguousarray(array)
-    return found | names.derived(found, checkpoint.config)
+    return names.packed(found, checkpoint.config) | names.derived(found, checkpoint.config)
 
 
 def make_model(config: Mapping[str, Any], dtype: DTypeLike | None = None) -> nn.Module:
@@ -129,7 +133,7 @@ def make_model(config: Mapping[str, Any], dtype: DTypeLike | None = None) -> nn.
 
 def shapes(model: nn.Module, dtype: DTypeLike = "float32") -> dict[str, Any]:
     """The shapes of the variables of a model."""
-    found = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, INIT_SIZE, INIT_SIZE, 3), dtype))
+    found = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(_init_shape(model), dtype))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), found)
 
 
@@ -138,15 +142,17 @@ def fill(
 ) -> dict[str, Any]:
     """The variables of the model of a config.json, from a state dict with the names in files or in models of
     transformers, all of which must be used, or follow from the config."""
-    like = shapes(model, dtype)
+    like, state = shapes(model, dtype), names.unpacked(state)
     heads = {kind: sum(name.startswith(f"{kind}_") for name in like["params"]) for kind in names.HEADS}
     constants = names.constants(config)
     for name, array in state.items():
         for end, constant in constants.items():
             if name.endswith(end) and not np.array_equal(array, constant.astype(array.dtype)):
                 raise ValueError(f"{name!r} has other values in the checkpoint than follow from its config")
-    ignored = ("num_batches_tracked", *constants)
-    source = names.rename({name: array for name, array in state.items() if not name.endswith(ignored)}, heads)
+    # `_kp_active_mask` is an array without values in files of RF-DETR's authors.
+    ignored = ("num_batches_tracked", "_kp_active_mask", *constants)
+    parameters = {name: array for name, array in state.items() if not name.endswith(ignored)}
+    source = names.rename(parameters, heads, config["model_type"])
     expected = {names.of_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(like)[0]}
     missing = sorted(names.in_file(name, config) for name in expected - source.keys())
     unexpected = sorted(source[name] for name in source.keys() - expected)
@@ -164,7 +170,17 @@ def initialise(config: Mapping[str, Any], key: jax.Array, dtype: DTypeLike | Non
 
 
 def _init(model, key):
-    return model.init(key, jnp.zeros((1, INIT_SIZE, INIT_SIZE, 3)))
+    return model.init(key, jnp.zeros(_init_shape(model)))
+
+
+def _init_shape(model):
+    stride = stride_of(model)
+    return (1, *[-(-INIT_SIZE // stride) * stride] * 2, 3)
+
+
+def stride_of(model: nn.Module) -> int:
+    """By which the sides of the images of a model must be divisible, if it takes no mask."""
+    return getattr(model.config, "stride", COARSEST_STRIDE)
 
 
 def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Checkpoint:
@@ -195,6 +211,8 @@ def criterion(checkpoint: Checkpoint) -> Criterion:
     """The losses that a model is trained with."""
     if checkpoint.model_type == "deformable_detr":
         return DeformableDetrLosses()
+    if isinstance(checkpoint.model.config, LwDetrConfig):
+        return LwDetrLosses(groups=checkpoint.model.config.group_detr)
     if checkpoint.model_type == "d_fine":
         return DFineLosses(distribution=checkpoint.model.config.distribution)
     return RTDetrLosses()

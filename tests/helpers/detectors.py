@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import zlib
 
 import numpy as np
 
@@ -28,12 +29,34 @@ def images(config):
     return pixels * mask[..., None].astype(np.float32), mask
 
 
+def targets(config):
+    """The labels and boxes (centre x, centre y, width, height) of the objects of both images, to train on."""
+    random, found = np.random.default_rng(1), []
+    for count in (3, 1):
+        labels = random.integers(0, len(config["id2label"]), count)
+        found.append((labels, random.uniform([0.3, 0.3, 0.1, 0.1], [0.7, 0.7, 0.5, 0.5], (count, 4))))
+    return found
+
+
+def measured(name, array):
+    """The norm of an array, and its inner products with two arrays that depend on its name."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    return [np.linalg.norm(array), *(np.vdot(array, random.normal(size=array.shape)) for _ in range(2))]
+
+
 def write(folder, config, shapes):
     """Writes a checkpoint with random arrays of the given shapes."""
     from safetensors.numpy import save_file
 
     (folder / "config.json").write_text(json.dumps(config))
     save_file(state(config, shapes), folder / "model.safetensors")
+
+
+def write_golden(folder, name):
+    """Writes the checkpoint of a golden file into a new folder, and returns the folder."""
+    folder.mkdir()
+    write(folder, CONFIGS[name], read(name)[0])
+    return folder
 
 
 def state(config, shapes):
