@@ -30,12 +30,13 @@ class Loading(loading.Loading):
     """How examples are made.
 
     sizes: (height, width) of batches; each has a random one of them. keeps_ratio: whether images are resized with their
-    ratio and padded, as for Deformable DETR. augmented: whether the authors' augmentations are applied. resample: PIL's
-    filter that resizes images to the size.
+    ratio and padded, as for Deformable DETR. crops: whether the authors' augmentations are those of Deformable DETR and
+    LW-DETR. augmented: whether they are applied. resample: PIL's filter that resizes images to the size.
     """
 
     sizes: tuple[tuple[int, int], ...]
     keeps_ratio: bool = False
+    crops: bool = False
     augmented: bool = True
     resample: int = Image.Resampling.BILINEAR
 
@@ -58,7 +59,7 @@ def _example(settings, dataset, chosen, size):
     image, seed = chosen
     found, rng = load(dataset, image, settings.objects), np.random.default_rng(seed)
     if settings.augmented:
-        found = augmented(found, rng, settings.keeps_ratio)
+        found = augmented(found, rng, settings.crops)
     if settings.mirrors:
         found = augment.mirror(found, rng)
     return fitted(found, size, settings)
@@ -86,13 +87,13 @@ def load(dataset: Dataset, image: int, objects: int | None = None) -> Example:
     return Example(np.asarray(open_image(dataset, image)), boxes, dataset.labels(found))
 
 
-def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> Example:
-    """An example with the augmentations of RT-DETR and D-FINE or, with its ratio kept, of Deformable DETR.
+def augmented(example: Example, rng: np.random.Generator, crops: bool) -> Example:
+    """An example with the augmentations of RT-DETR and D-FINE or, if it is so, of Deformable DETR and LW-DETR.
 
     The former: photometric distortion, zoom out, and a crop with a least IoU. The latter: with probability 1/2, a crop
     of an image whose shorter side has 400 to 600 pixels.
     """
-    if keeps_ratio:
+    if crops:
         if rng.random() < 0.5:
             height, width = example.image.shape[:2]
             factor = rng.choice([400, 500, 600]) / min(height, width)

@@ -9,6 +9,7 @@ from examples.library.recipe import Recipe
 from examples.resnet.model import FIRST_PARAMETERS
 
 from . import weights
+from .config import LwDetrConfig, RfDetrConfig
 from .criterion import Criterion
 from .data import Batch
 from .denoising import count, draw, make_denoising
@@ -26,8 +27,21 @@ RT_DETR = Recipe(
     ema=0.9999,
     position_names=("reference_points",),
 )
+# LW-DETR's for its sizes tiny to medium (scripts of Atten4Vis/LW-DETR). The rate of its backbone falls from layer to
+# layer, see `recipe_of`.
+LAYER_DECAY, PART_DECAY = 0.8, 0.7
+LW_DETR = replace(
+    RT_DETR,
+    batch_size=32,
+    backbone_rate=1.5 * PART_DECAY**2,
+    warmup=0,
+    norm_decay=True,
+    undecayed=r"^backbone/.*/(bias|scale|gamma_\d|position_embeddings)$",
+    ema=0.9997,
+    ema_warmup=0,
+)
 # By model_type: D-FINE's from the configs of Peterande/D-FINE (size S), Deformable DETR's from
-# fundamentalvision/Deformable-DETR.
+# fundamentalvision/Deformable-DETR, RF-DETR's from rfdetr 1.11.
 RECIPES = {
     "rt_detr_v2": RT_DETR,
     "rt_detr": RT_DETR,
@@ -42,7 +56,27 @@ RECIPES = {
         frozen=FIRST_PARAMETERS,
         ema=0.0,
     ),
+    "lw_detr": LW_DETR,
+    "rf_detr": replace(
+        LW_DETR,
+        batch_size=16,
+        undecayed=r"^backbone/(embeddings/.*|.*/(bias|scale|gamma_\d))$",
+        ema=0.993,
+        ema_warmup=100,
+    ),
 }
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The authors' recipe for a model; in that of LW-DETR and RF-DETR, each layer of the backbone has its own rate."""
+    recipe, config = RECIPES[checkpoint.model_type], checkpoint.model.config
+    if not isinstance(config, LwDetrConfig):
+        return recipe
+    layers = config.backbone.num_hidden_layers
+    top = config.backbone.out_indices[-1] + 1 if isinstance(config, RfDetrConfig) else layers
+    starts = ["embeddings", *(f"layer_{index}" for index in range(layers))]
+    factors = [(f"backbone/{start}/", LAYER_DECAY ** (top + 1 - level)) for level, start in enumerate(starts)]
+    return replace(recipe, factors=(("decoder/", PART_DECAY), ("ref_point_head/", PART_DECAY), *factors))
 
 
 @dataclass(frozen=True)
@@ -75,4 +109,4 @@ class Loss:
             mutable=["batch_stats"],
             **keywords,
         )
-        return self.criterion(outputs, batch.targets, denoising), updated["batch_stats"]
+        return self.criterion(outputs, batch.targets, denoising), updated.get("batch_stats", {})

@@ -1,4 +1,6 @@
-"""Train a Deformable DETR, RT-DETR, RT-DETRv2 or D-FINE on images with annotations of COCO, YOLO or Pascal VOC.
+"""Train a detection transformer on images with annotations of COCO, YOLO or Pascal VOC.
+
+The models are Deformable DETR, RT-DETR, RT-DETRv2, D-FINE, LW-DETR and RF-DETR.
 
 python -m examples.detr.train ANNOTATIONS.json IMAGES --checkpoint FOLDER --validation ANNOTATIONS.json IMAGES
 python -m examples.detr.train data.yaml --checkpoint FOLDER --validation data.yaml    # a data set of YOLO
@@ -16,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,15 +31,16 @@ from examples.library.options import NO_IMAGES, TrainingParser, choose_best, cho
 from examples.library.training import Results, Task, Validation
 
 from . import weights
-from .criterion import UNUSED
+from .config import LwDetrConfig, RfDetrConfig
+from .criterion import UNUSED, UNUSED_OF_LW_DETR
 from .data import Loading, fitted_shape, training_batches
 from .evaluate import Detector, draw, evaluated
 from .images import SIDES, Preprocessor
-from .recipes import RECIPES, Loss
-from .rt_detr import COARSEST_STRIDE as STRIDE
-from .weights import Checkpoint
+from .recipes import RECIPES, Loss, recipe_of
+from .weights import Checkpoint, stride_of
 
 SIZES = [480, 544, 608, 672, 736, 800, 640]
+CROPPED = ("deformable_detr", "lw_detr", "rf_detr")  # models whose authors' augmentation is a random crop
 PROGRAM = "python -m examples.detr.train"
 
 
@@ -73,20 +77,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_for_training
     add("--config", type=Path, help="a config.json, to start from random weights")
     add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
-    sizes_help = f"sides of images, multiples of {STRIDE}, one for each batch; the last is for evaluation; by default "
-    sizes_help += f"{SIZES}, and those of the checkpoint with --evaluate-only"
+    sizes_help = "sides of images, one for each batch, of which the last is for evaluation: multiples of 32, or of all "
+    sizes_help += f"windows of LW-DETR and RF-DETR; by default {SIZES}, for these two models sides around that of the "
+    sizes_help += "checkpoint, and those of the checkpoint with --evaluate-only"
     parser.add_argument("--sizes", type=int, nargs="+", help=sizes_help)
     options = parser.parse_args(arguments)
     takes_sizes_of_checkpoint = options.evaluate_only and not options.sizes
-    options.sizes = options.sizes or SIZES
-    if any(side % STRIDE or side < STRIDE for side in options.sizes):
-        parser.error(f"--sizes must be multiples of {STRIDE}, got {options.sizes}")
     if (options.checkpoint is None) == (options.config is None):
         parser.error("either --checkpoint or --config must be given")
     choose_best(parser, options, [*precision.average_precision(NO_IMAGES.annotations, [])])
     with parser.reporting():
         dataset, validation = read_data(options)
         checkpoint = start(options, dataset)
+        options.sizes = options.sizes or usual_sizes(checkpoint)
         if options.evaluate_only:
             validation = validation.with_classes(checkpoint.labels)
             if len(options.sizes) > 1 and not takes_sizes_of_checkpoint:
@@ -101,13 +104,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             if validation:
                 image_sizes(processor, validation)  # raises if an image cannot be evaluated
         checkpoint = checkpoint._replace(processor=processor)
-    recipe = RECIPES[checkpoint.model_type]
+    recipe = recipe_of(checkpoint)
     if options.config:  # nothing in a random backbone is worth keeping
-        recipe = replace(recipe, backbone_rate=1.0, frozen=())
+        recipe = replace(recipe, backbone_rate=1.0, frozen=(), factors=())
     options.recipe = chosen_recipe(options, recipe)
     options.loading = Loading(
         tuple((side, side) for side in options.sizes),
         keeps_ratio=checkpoint.model_type == "deformable_detr",
+        crops=checkpoint.model_type in CROPPED,
         augmented=not options.no_augmentation,
         resample=checkpoint.processor.resample,
         **for_loading(options, options.recipe),
@@ -121,26 +125,47 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
     dtype, key = jnp.dtype(options.dtype), jax.random.key(options.seed or 0)
     if options.checkpoint:
         found = weights.load(options.checkpoint, dtype)
+        check_sizes(options.sizes, found.model)
         if not options.evaluate_only:
             print(classes.described(dataset.names, found.labels), end="")
             found = weights.adapt(found, dataset.names, key)
     else:
         config = read_object(options.config)
-        if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
+        if config.get("model_type") in ("rt_detr", "rt_detr_v2", "d_fine"):  # those of others have none, or constants
             config = {"freeze_backbone_batch_norms": False} | config
         config = Watched(weights.with_labels(config, dataset.names))
+        check_sizes(options.sizes, weights.make_model(config))
         found = weights.initialise(config, key, dtype)
-        if without_effect := [name for name in config.unused() if name not in UNUSED]:
+        if without_effect := [name for name in config.unused() if name not in UNUSED_OF_LW_DETR]:
             print(f"Settings in {options.config} without an effect: {', '.join(without_effect)}")
         processor, settings = weights.processor_settings(options.config.parent)
         if settings:
             print(f"{processor} is not used, because training starts from random weights.")
-    unused = [
-        f"{name}={found.config[name]}" for name, value in UNUSED.items() if found.config.get(name, value) != value
-    ]
+    usual = UNUSED_OF_LW_DETR if isinstance(found.model.config, LwDetrConfig) else UNUSED
+    unused = [f"{name}={found.config[name]}" for name, value in usual.items() if found.config.get(name, value) != value]
     if unused and not options.evaluate_only:
         print(f"The losses are those of the authors' code, without these settings of config.json: {', '.join(unused)}")
     return found
+
+
+def check_sizes(sizes: Sequence[int] | None, model: nn.Module) -> None:
+    """Raises ValueError if a model cannot take images with one of these sides."""
+    stride = stride_of(model)
+    if any(side % stride or side < stride for side in sizes or ()):
+        raise ValueError(f"--sizes must be multiples of {stride}, got {sizes}")
+
+
+def usual_sizes(checkpoint: Checkpoint) -> list[int]:
+    """The sides of images that a model is trained with, as by its authors; the last one is for evaluation.
+
+    Those of LW-DETR and RF-DETR lie around the side of the checkpoint's images, or around 640.
+    """
+    config = checkpoint.model.config
+    if not isinstance(config, LwDetrConfig):
+        return SIZES
+    side = (checkpoint.processor.size or {}).get("height", SIZES[-1]) // config.stride
+    around = range(side - 5, side + 6) if isinstance(config, RfDetrConfig) else range(side - 3, side + 5)
+    return [count * config.stride for count in (*(count for count in around if count > 1 and count != side), side)]
 
 
 def image_sizes(processor: Preprocessor, dataset: Dataset) -> set[tuple[int, int]]:
@@ -161,7 +186,8 @@ def for_batches(checkpoint: Checkpoint, dataset: Dataset, side: int) -> Preproce
     processor, has_mask = checkpoint.processor, checkpoint.model_type == "deformable_detr"
     sizes = image_sizes(processor, dataset)
     height, width = (max(sides) for sides in zip(*sizes, strict=True))
-    if len(sizes) == 1 and (has_mask or height % STRIDE == width % STRIDE == 0):
+    stride = stride_of(checkpoint.model)
+    if len(sizes) == 1 and (has_mask or height % stride == width % stride == 0):
         return processor
     if has_mask:
         print(f"The checkpoint makes images of {len(sizes)} sizes. They are padded to {height} x {width} pixels.")

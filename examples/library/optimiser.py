@@ -1,8 +1,9 @@
 """The optimiser of a recipe: rates by group of parameters, clipping, and the moving average of the variables."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,12 +35,12 @@ def labels(recipe: Recipe, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(group, jax_dcn.offset_labels(params))
 
 
-def rate(recipe: Recipe, group: Group = "default") -> optax.Schedule:
-    """The learning rate of a group of parameters in a step."""
+def rate(recipe: Recipe, group: Group = "default", factor: float = 1.0) -> optax.Schedule:
+    """The learning rate of a group of parameters in a step, multiplied by a factor."""
     warmup = max(recipe.warmup, 1)
     growth = optax.linear_schedule(1 / warmup if recipe.warmup_from is None else recipe.warmup_from, 1, warmup)
     falls = optax.piecewise_constant_schedule(
-        recipe.group_rates[group], {round(fraction * recipe.steps): 0.1 for fraction in recipe.decays}
+        factor * recipe.group_rates[group], {round(fraction * recipe.steps): 0.1 for fraction in recipe.decays}
     )
     cosine = optax.cosine_decay_schedule(1.0, max(recipe.steps - recipe.warmup, 1))
 
@@ -54,11 +55,25 @@ def described_rates(recipe: Recipe, params: Any) -> str:
     """The learning rates of the groups of these parameters at their peak in words."""
     groups = {*jax.tree.leaves(labels(recipe, params))}
     found = [f"{group} {rate:.3g}" for group, rate in recipe.group_rates.items() if group in groups]
-    return f"Peak learning rates: {', '.join(found)}"
+    parts = [f"; {factor:.3g} times that in {start}" for start, factor in recipe.factors]
+    return f"Peak learning rates: {', '.join(found)}{''.join(parts)}"
+
+
+class Rule(NamedTuple):
+    """What parameters that are updated alike have in common. factor: of the rate of the group."""
+
+    group: Group
+    factor: float
+    decays: bool
+
+    @property
+    def name(self) -> str:
+        factor = "" if self.factor == 1 else f" * {self.factor}"
+        return f"{self.group}{factor}{', decays' * self.decays}"
 
 
 class Packed(NamedTuple):
-    """Parameters: a vector for each rule of the optimiser, and those that are frozen as they are."""
+    """Parameters: a vector for each rule of the optimiser, by its name, and those that are frozen as they are."""
 
     vectors: dict[str, jax.Array]
     frozen: list[jax.Array]
@@ -68,60 +83,59 @@ class Packed(NamedTuple):
 class Layout:
     """Where parameters are in `Packed`. In a step, launches for each array would take longer than its update.
 
-    names: of the rule of each parameter, or "frozen".
+    rules: of each parameter, None if it is frozen.
     """
 
     tree: Any
-    names: tuple[str, ...]
+    rules: tuple[Rule | None, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, recipe: Recipe, params: Any) -> "Layout":
-        """A rule for each rate and weight decay."""
+        def rule_of(path, group):
+            name = "/".join(entry.key for entry in path)
+            factor = next((factor for start, factor in recipe.factors if name.startswith(start)), 1.0)
+            decays = recipe.norm_decay or path[-1].key not in ("bias", "scale")
+            decays = decays and not (recipe.undecayed and re.search(recipe.undecayed, name))
+            return None if group == "frozen" else Rule(group, factor, decays)
 
-        def name_of(path, group):
-            return _rule_name(group, recipe.norm_decay or path[-1].key not in ("bias", "scale"))
-
-        names = jax.tree_util.tree_map_with_path(name_of, labels(recipe, params))
-        leaves, tree = jax.tree.flatten(params)
-        return cls(tree, tuple(jax.tree.leaves(names)), tuple(leaf.shape for leaf in leaves))
+        paths, tree = jax.tree_util.tree_flatten_with_path(params)
+        groups = jax.tree.leaves(labels(recipe, params))
+        rules = (rule_of(path, group) for (path, _), group in zip(paths, groups, strict=True))
+        return cls(tree, tuple(rules), tuple(leaf.shape for _, leaf in paths))
 
     def pack(self, params: Any) -> Packed:
         """The vectors of a tree of parameters, or of their gradients."""
-        members: dict[str, list[jax.Array]] = {name: [] for name in self.names}
-        for name, leaf in zip(self.names, jax.tree.leaves(params), strict=True):
-            members[name].append(leaf)
-        frozen = members.pop("frozen", [])
+        members: dict[str, list[jax.Array]] = {}
+        frozen = []
+        for rule, leaf in zip(self.rules, jax.tree.leaves(params), strict=True):
+            (members.setdefault(rule.name, []) if rule else frozen).append(leaf)
         return Packed({name: jnp.concatenate([*map(jnp.ravel, leaves)]) for name, leaves in members.items()}, frozen)
 
     def unpack(self, packed: Packed) -> Any:
         """The tree of parameters again."""
-        leaves, frozen, ends = [], iter(packed.frozen), Counter[str]()
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            if name == "frozen":
+        leaves, frozen, ends = [], iter(packed.frozen), Counter[Rule]()
+        for rule, shape in zip(self.rules, self.shapes, strict=True):
+            if rule is None:
                 leaves.append(next(frozen))
             else:
-                begin, size = ends[name], math.prod(shape)
-                leaves.append(packed.vectors[name][begin : begin + size].reshape(shape))
-                ends[name] += size
+                begin, size = ends[rule], math.prod(shape)
+                leaves.append(packed.vectors[rule.name][begin : begin + size].reshape(shape))
+                ends[rule] += size
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def make_optimiser(recipe: Recipe, names: Collection[str]) -> optax.GradientTransformation:
-    """The optimiser of vectors of parameters with these names, which clips the norm of all gradients together first."""
-    rules = {
-        _rule_name(group, decays): _rule(recipe, rate(recipe, group), recipe.weight_decay * decays)
-        for group in recipe.group_rates
-        for decays in (False, True)
+def make_optimiser(recipe: Recipe, rules: Iterable[Rule | None]) -> optax.GradientTransformation:
+    """The optimiser of the vectors of these rules, which clips the norm of all gradients together first."""
+    transformations = {
+        rule.name: _rule(recipe, rate(recipe, rule.group, rule.factor), recipe.weight_decay * rule.decays)
+        for rule in dict.fromkeys(rules)
+        if rule is not None
     }
-    rules = {name: rule for name, rule in rules.items() if name in names and name != "frozen"}
     return optax.chain(
-        optax.clip_by_global_norm(recipe.clip_norm), optax.partition(rules, {name: name for name in rules})
+        optax.clip_by_global_norm(recipe.clip_norm),
+        optax.partition(transformations, {name: name for name in transformations}),
     )
-
-
-def _rule_name(group, decays):
-    return f"{group}, decays" if decays and group != "frozen" else group
 
 
 def _rule(recipe, rate, decay):

@@ -21,6 +21,8 @@ class Recipe:
     tenth of itself from each of the fractions `decays` of all steps on; with `cosine` it falls along one to 0.
     reference_batch: the peak is that of a batch of so many images, and in proportion to the batch; 0 for any batch.
     rule: AdamW, or SGD with a momentum of 0.9. norm_decay: whether normalisations and biases have weight decay, too.
+    factors: by which the rates of some parameters are multiplied, by how their names begin. undecayed: a regular
+    expression of the names of further parameters without weight decay.
     frozen: how the names of constant parameters begin, such as "backbone/layer1_". position_names: further modules that
     count as offsets. ema: the decay of the moving average of the variables, which grows from 0 with `ema_warmup`.
     """
@@ -41,6 +43,8 @@ class Recipe:
     rule: Literal["adamw", "sgd"] = "adamw"
     weight_decay: float = _number(1e-4, "weight decay")
     norm_decay: bool = False
+    undecayed: str | None = None
+    factors: tuple[tuple[str, float], ...] = ()
     clip_norm: float = _number(1.0, "the largest norm of all gradients together", 1e-9, changes=IF_ASKED)
     frozen: tuple[str, ...] = ()
     position_names: tuple[str, ...] = ()

@@ -102,7 +102,7 @@ def first_state(recipe: Recipe, variables: Variables) -> State:
     others = {"batch_stats": {}} | {name: tree for name, tree in variables.items() if name != "params"}
     layout = Layout.of(recipe, variables["params"])
     params = layout.pack(variables["params"])
-    optimiser = make_optimiser(recipe, layout.names).init(params.vectors)
+    optimiser = make_optimiser(recipe, layout.rules).init(params.vectors)
     average = jax.tree.map(jnp.copy, (params.vectors, others)) if recipe.ema else None
     return State(jnp.zeros((), jnp.int32), params, others, optimiser, average, layout)
 
@@ -112,7 +112,7 @@ def train_step(loss: Loss, recipe: Recipe, state: State, batch: Any) -> tuple[St
     """One optimiser step on one batch: the new state, and the losses by name, their sum "loss" and the rate."""
     slopes, losses, statistics = gradients(loss, recipe, state, batch)
     vectors = state.params.vectors
-    optimiser = make_optimiser(recipe, state.layout.names)
+    optimiser = make_optimiser(recipe, state.layout.rules)
     updates, moments = optimiser.update(state.layout.pack(slopes).vectors, state.optimiser, vectors)
     vectors = optax.apply_updates(vectors, updates)
     others = state.others | {"batch_stats": statistics}

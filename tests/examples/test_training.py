@@ -99,7 +99,7 @@ def test_the_optimiser(rule):
         given, vectors = (
             layout.pack(tree).vectors for tree in (jax.tree.map(lambda leaf: factor * leaf, slopes), params)
         )
-        optimiser = make_optimiser(recipe, layout.names)
+        optimiser = make_optimiser(recipe, layout.rules)
         updates, _ = optimiser.update(given, optimiser.init(vectors), vectors)
         zeros = [jnp.zeros_like(leaf) for leaf in layout.pack(params).frozen]
         return jax.tree.map(lambda leaf: leaf.item(), layout.unpack(Packed(updates, zeros)))
@@ -137,7 +137,7 @@ def test_the_optimiser_is_that_of_optax(rule):
 
     expected = trained(optax.chain(optax.clip_by_global_norm(1.0), usual))
     layout = Layout.of(recipe, params)
-    found = trained(make_optimiser(recipe, layout.names), lambda tree: layout.pack(tree).vectors)
+    found = trained(make_optimiser(recipe, layout.rules), lambda tree: layout.pack(tree).vectors)
     jax.tree.map(partial(assert_allclose, rtol=1e-5), layout.unpack(Packed(found, [])), expected)
 
 

@@ -16,7 +16,7 @@ from examples.detr.evaluate import Detector
 from examples.rcnn.config import Config, ObjectLimits, Proposals
 from examples.rcnn.detector import RCNN
 from jax_dcn import interop
-from tests.helpers import detr_training
+from tests.helpers import detectors, detr_training
 from tests.helpers.onnx import run as in_onnxruntime
 from tests.helpers.pages import blocks
 
@@ -92,13 +92,18 @@ def test_detectors(name):
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["deformable_detr", "deformable_detr_two_stage", "rt_detr_v2", "d_fine_simple"])
+OF_TRAINING = ["deformable_detr", "deformable_detr_two_stage", "rt_detr_v2", "d_fine_simple"]
+
+
+@pytest.mark.parametrize("name", [*OF_TRAINING, "lw_detr", "lw_detr_scales", "rf_detr"])
 def test_the_page_exports_a_trained_detector(name, tmp_path):
     """By its own lines, for any number of images."""
     names = {}
     (block,) = [one.text for one in blocks("docs/detection_transformers.md", "python") if "def export" in one.text]
     exec(block, names)
     folder, path, side = detr_training.FOLDER / name, tmp_path / "detector.onnx", 64
+    if name not in OF_TRAINING:
+        folder = detectors.write_golden(tmp_path / name, name)
     names["export"](folder, path, side)
     checkpoint, model = weights.load(folder), onnx.load(path)
     assert [one.name for one in (*model.graph.input, *model.graph.output)] == ["images", "boxes", "scores"]
