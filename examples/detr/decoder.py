@@ -117,7 +117,7 @@ class DecoderLayer(nn.Module):
             [queries, position],
         )
         if self.groups > 1:
-            grouped = [x.reshape(len(x), self.groups, -1, x.shape[-1]) for x in grouped]
+            grouped = [x.reshape(x.shape[0], self.groups, -1, x.shape[-1]) for x in grouped]
         attended = attention(*grouped, hidden).reshape(queries.shape)
         queries = options.norm("self_attn_layer_norm")(queries + options.drop(attended, options.dropout))
         cross_attention = MultiScaleDeformableAttention(

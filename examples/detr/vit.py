@@ -109,7 +109,7 @@ class Layer(nn.Module):
             return y * factor.astype(y.dtype)
 
         y = options.norm("norm1")(x)
-        y = y if self.windowed else y.reshape(len(y), 1, -1, y.shape[-1])
+        y = y if self.windowed else y.reshape(y.shape[0], 1, -1, y.shape[-1])
         attention = SelfAttention(layout.num_attention_heads, options, layout.is_dinov2, name="attention")
         x = x + scaled(attention(y).reshape(x.shape), "gamma_1")
         ffn = FeedForward(layout.hidden_size * layout.mlp_ratio, layout.hidden_act, options, name="mlp")
