@@ -89,6 +89,7 @@ def test_missing_and_unknown_names():
 
 
 DEEP, REFINE, RT_DETR = "deformable_detr_deep", "deformable_detr_refine", "rt_detr"
+LW_DETR, RF_DETR = "lw_detr", "rf_detr"
 TIMM, WIDE = (
     {"model_type": "timm_backbone", "backbone": "resnet50"},
     {"encoder_hidden_dim": 16, "decoder_in_channels": [16] * 3},
@@ -97,6 +98,10 @@ TIMM, WIDE = (
 
 def resnet(**settings):
     return {"backbone_config": {"model_type": "resnet"} | settings}
+
+
+def vit(name, **settings):
+    return {"backbone_config": detectors.CONFIGS[name]["backbone_config"] | settings}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +130,16 @@ def resnet(**settings):
         (RT_DETR, {"encoder_in_channels": [12, 16]}, r"len\(encoder_in_channels\) must be 3 in the config, got 2"),
         (RT_DETR, {"decoder_in_channels": [32, 32]}, r"decoder_in_channels must be \[32, 32, 32\] in the config"),
         (RT_DETR, WIDE | {"num_feature_levels": 5}, "encoder_hidden_dim must be 32 in the config, got 16"),
+        (LW_DETR, {"projector_scale_factors": [1.0, 4.0]}, "projector_scale_factors must be some of 0.5, 1.0 and 2.0"),
+        (LW_DETR, {"projector_scale_factors": []}, "projector_scale_factors must be some of 0.5, 1.0 and 2.0"),
+        (LW_DETR, {"num_feature_levels": 2}, "num_feature_levels must be 1 in the config, got 2"),
+        (LW_DETR, {"attention_bias": False}, "attention_bias must be True in the config"),
+        (LW_DETR, vit(LW_DETR, num_windows=8), "num_windows must be a square number in the config, got 8"),
+        (LW_DETR, vit(LW_DETR, qkv_bias=False), "qkv_bias must be True in the config"),
+        (LW_DETR, vit(RF_DETR), "model_type must be 'lw_detr_vit' in the config, got 'rf_detr_dinov2'"),
+        (RF_DETR, vit(RF_DETR, num_register_tokens=4), "num_register_tokens must be 0 in the config, got 4"),
+        (RF_DETR, vit(RF_DETR, drop_path_rate=0.1), "drop_path_rate must be 0 or 0.0 in the config, got 0.1"),
+        (RF_DETR, {"num_feature_levels": 2}, "num_feature_levels must be 1 in the config, got 2"),
         ("rt_detr_v2_discrete", {"decoder_n_levels": 3}, "decoder_n_levels must be 4 in the config, got 3"),
         *(
             (RT_DETR, {name: value}, f"{name} must be like .* in the config, got")
@@ -154,10 +169,10 @@ def test_stages_of_backbones():
     assert DeformableDetrConfig.from_json(timm).backbone.out_indices == (1, 4)
 
 
-@pytest.mark.parametrize("name", ["deformable_detr_refine", "deformable_detr_deep", "rt_detr"])
+@pytest.mark.parametrize("name", [REFINE, DEEP, RT_DETR, LW_DETR])
 def test_names_are_those_of_the_file(name):
     config, keys = detectors.CONFIGS[name], [key for key in detectors.read(name)[0] if "num_batches" not in key]
-    assert len(keys) > 50 and [in_file(renamed(key), config) for key in keys] == keys
+    assert len(keys) > 50 and [in_file(renamed(key, config["model_type"]), config) for key in keys] == keys
 
 
 @pytest.mark.slow
