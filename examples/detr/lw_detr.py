@@ -10,7 +10,7 @@ from .decoder import Decoder, Detections, Outputs, shift
 from .layers import Head, LayerOptions, box_head, class_head
 from .positions import Pyramid, sines_of_boxes
 from .projector import Projector
-from .proposals import anchors, best
+from .proposals import anchors, choose, projection
 from .vit import ViT
 
 
@@ -57,14 +57,13 @@ class LwDetr(nn.Module):
         config, found = self.config, []
         boxes, inside = anchors(memory.shapes, memory.ratios)
         boxes = jnp.broadcast_to(jnp.where(inside, boxes, 0), (*memory.features.shape[:2], 4))
-        known = jnp.where(inside, memory.features, 0).astype(boxes.dtype)
+        known = jnp.where(inside, memory.features, 0)
         for index in range(groups):
-            features = nn.Dense(config.d_model, name=f"enc_output_{index}")(known)
-            features = LayerOptions().norm(f"enc_output_norm_{index}")(features)
-            logits = class_head(config.num_labels, f"enc_out_class_embed_{index}")(features)
-            logits, *chosen, features = best(logits.max(-1), config.num_queries, logits, boxes, features)
+            project = projection(known, end=f"_{index}")
+            classify = class_head(config.num_labels, f"enc_out_class_embed_{index}")
+            features, logits, chosen = choose(config.num_queries, project, classify, known, boxes)
             change = box_head(config.d_model, f"enc_out_bbox_embed_{index}")(features)
-            found.append(Detections(logits, shift(*chosen, change)))
+            found.append(Detections(logits, shift(chosen, change)))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *found)
 
     def _learned_queries(self, groups: int, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,8 @@ import numpy as np
 from .layers import LayerOptions
 from .positions import Pyramid, Shapes, pixel_centres
 
+Project = Callable[[jax.Array], jax.Array]
+
 SIZE = 0.05  # of a proposal on the first level; each further level doubles it
 MARGIN = 0.01
 
@@ -40,11 +42,25 @@ def candidates(memory: Pyramid) -> tuple[jax.Array, jax.Array]:
     return jnp.where(inside, memory.features, 0), boxes
 
 
-def projection(like: jax.Array, epsilon: float = 1e-5) -> Callable[[jax.Array], jax.Array]:
-    """Of features like these to those of proposals, at least in float32; makes layers of the calling module."""
-    dense = nn.Dense(like.shape[-1], dtype=like.dtype, name="enc_output")
-    norm = LayerOptions(epsilon=epsilon).norm("enc_output_norm")
+def projection(like: jax.Array, epsilon: float = 1e-5, end: str = "") -> Project:
+    """Of features like these to those of proposals, at least in float32; makes layers of the calling module, whose
+    names end so."""
+    dense = nn.Dense(like.shape[-1], dtype=like.dtype, name=f"enc_output{end}")
+    norm = LayerOptions(epsilon=epsilon).norm(f"enc_output_norm{end}")
     return lambda features: norm(dense(features))
+
+
+def choose(
+    count: int, project: Project, classify: nn.Module, features: jax.Array, boxes: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The features of the proposals with the best scores, at most `count`, their logits, and their boxes.
+
+    features, boxes: of all pixels. What has gradients is computed of the chosen ones only.
+    """
+    scores = jax.lax.stop_gradient(classify(project(features)).max(-1))
+    features, boxes = best(scores, count, features, boxes)
+    features = project(features)
+    return features, classify(features), boxes
 
 
 def best(scores: jax.Array, count: int, *arrays: jax.Array) -> list[jax.Array]:

@@ -17,7 +17,7 @@ from .denoising import Denoising
 from .hybrid_encoder import ConvNorm, CSPRepLayer, HybridEncoder
 from .layers import Head, LayerOptions, box_head, class_head
 from .positions import Pyramid
-from .proposals import best, candidates, projection
+from .proposals import candidates, choose, projection
 
 COARSEST_STRIDE = 32
 METHODS = {"default": "bilinear", "discrete": "discrete"}
@@ -100,18 +100,13 @@ def pyramid(
 
 def choose_queries(config: RTDetrConfig, memory: Pyramid) -> tuple[Detections, jax.Array, jax.Array]:
     """The best detections of the first stage, and as queries without gradient their features and boxes; makes layers of
-    the calling module.
-
-    What has gradients is computed of the chosen pixels only.
-    """
+    the calling module."""
     features, boxes = candidates(memory)
     project = projection(features, config.layer_norm_eps)
     classify = class_head(config.num_labels, "enc_score_head")
-    scores = jax.lax.stop_gradient(classify(project(features)).max(-1))
-    queries, boxes = best(scores, config.num_queries, features, boxes)
-    queries = project(queries)
+    queries, logits, boxes = choose(config.num_queries, project, classify, features, boxes)
     boxes = jax.nn.sigmoid(box_head(config.d_model, "enc_bbox_head")(queries) + boxes)
-    return Detections(classify(queries), boxes), *jax.lax.stop_gradient((queries, boxes))
+    return Detections(logits, boxes), *jax.lax.stop_gradient((queries, boxes))
 
 
 def add_denoising(
