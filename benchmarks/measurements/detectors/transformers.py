@@ -23,7 +23,7 @@ from examples.detr.recipes import Loss
 from examples.library.recipe import Recipe
 from examples.library.training import first_state, train_step
 
-SIDE = 640
+SIDES = {"RF-DETR S": 512}  # of images; others have 640
 CLIP_NORM, RATE, DECAY = 0.1, 1e-4, 1e-4
 # By the name of the model, what differs from transformers' defaults.
 CONFIGS = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -114,4 +114,7 @@ def of_onnxruntime(folder, batch, dtype):
 
 
 OTHERS = {"transformers": of_transformers, "ONNX Runtime": of_onnxruntime}
-DETECTORS = {name: Detector((SIDE, SIDE), partial(write, config), program, OTHERS) for name, config in CONFIGS.items()}
+DETECTORS = {
+    name: Detector(2 * (SIDES.get(name, 640),), partial(write, config), program, OTHERS)
+    for name, config in CONFIGS.items()
+}
