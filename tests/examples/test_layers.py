@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from examples.detr.layers import LayerNorm
+from examples.detr.layers import LayerNorm, LayerOptions, SelfAttention
 from examples.library.convolution import Conv
 from examples.library.normalization import BatchNorm
 from examples.library.pooling import max_pool
@@ -59,6 +59,17 @@ def test_parameters_results_and_gradients(ours, theirs, data):
         is_coarse = jnp.bfloat16 in (one.dtype, isinstance(ours, Conv) and ours.dtype)
         rounding = 2.0**-7 if is_coarse else 2.0**-18
         assert_allclose(*map(np.float32, (one, other)), 0, rounding * np.abs(np.float32(other)).max())
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_attention_of_an_odd_length_in_16_bits(is_hidden):
+    """It has further rows, which nobody sees."""
+    x, position = np.random.default_rng(0).normal(size=(2, 2, 5, 16)).astype(np.float32)
+    hidden = np.triu(np.ones((5, 5), bool), 1) if is_hidden else None
+    wide, narrow = (SelfAttention(2, LayerOptions(dtype=dtype)) for dtype in (None, jnp.bfloat16))
+    variables = jax.tree.map(lambda leaf: leaf + 0.5, wide.init(jax.random.key(0), x))
+    found, expected = (layer.apply(variables, x, position[0], hidden) for layer in (narrow, wide))
+    assert_allclose(found.astype(np.float32), expected, 0, 0.02 * np.abs(expected).max())
 
 
 def test_an_input_that_is_spread_is_refused():
