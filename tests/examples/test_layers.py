@@ -67,7 +67,7 @@ def test_attention_of_an_odd_length_in_16_bits(is_hidden):
     x, position = np.random.default_rng(0).normal(size=(2, 2, 5, 16)).astype(np.float32)
     hidden = np.triu(np.ones((5, 5), bool), 1) if is_hidden else None
     wide, narrow = (SelfAttention(2, LayerOptions(dtype=dtype)) for dtype in (None, jnp.bfloat16))
-    variables = jax.tree.map(lambda leaf: leaf + 0.5, wide.init(jax.random.key(0), x))
+    variables = jax.tree.map(lambda leaf: leaf + 0.1, wide.init(jax.random.key(0), x))
     found, expected = (layer.apply(variables, x, position[0], hidden) for layer in (narrow, wide))
     assert_allclose(found.astype(np.float32), expected, 0, 0.02 * np.abs(expected).max())
 
