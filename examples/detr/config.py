@@ -21,8 +21,20 @@ BASIC_SIZES = (64, 128, 256, 512)
 COARSE_STAGES = (2, 3, 4)  # of a backbone, whose features the encoders take
 RESNET50 = Layout(out_indices=COARSE_STAGES)
 HGNET = hgnet.Layout()
+# The backbones of a config that has none, and the sizes that one with a backbone need not state.
 LW_DETR_VIT = vit.Layout()
-DINOV2 = vit.Layout(True, 384, 12, 6, patch_size=14, grid=37, out_indices=(2, 5, 8, 11))
+DINOV2 = vit.Layout(
+    True,
+    384,
+    12,
+    6,
+    patch_size=14,
+    grid=37,
+    windowed=(0, 1, 3, 4, 6, 7, 9, 10),
+    out_indices=(2, 5, 8, 11),
+    layer_scale=1.0,
+)
+VIT_SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 
 
@@ -263,7 +275,9 @@ class LwDetrConfig:
         for part in ("", "decoder_"):
             require(config, **{f"{part}activation_function": tuple(ACTIVATIONS)})
         known = _known(cls, config) | {"num_labels": len(label_names(config))}
-        settings = cls(**known | {"backbone": cls._backbone(config.get("backbone_config") or {})})
+        if backbone := config.get("backbone_config"):
+            known["backbone"] = cls._backbone(backbone)
+        settings = cls(**known)
         levels = settings.num_feature_levels
         require(config, num_feature_levels=levels)
         if not levels or not {0.5, 1.0, 2.0}.issuperset(settings.projector_scale_factors):
@@ -278,13 +292,13 @@ class LwDetrConfig:
         windows, count = math.isqrt(config.get("num_windows", 16)), config.get("num_windows", 16)
         if windows**2 != count:
             raise ValueError(f"num_windows must be a square number in the config, got {count}")
-        layout = vit.Layout(**_known(vit.Layout, config))
+        layout = dataclasses.replace(LW_DETR_VIT, **VIT_SIZES | _known(vit.Layout, config))
         return dataclasses.replace(
             layout,
             grid=config.get("pretrain_image_size", 224) // layout.patch_size,
             windows=windows,
-            windowed=tuple(config.get("window_block_indices", vit.Layout.windowed)),
-            out_indices=_out_indices(config, layout.num_hidden_layers) if config else layout.out_indices,
+            windowed=tuple(config.get("window_block_indices", ())),
+            out_indices=_out_indices(config, layout.num_hidden_layers),
             layer_scale=config.get("cae_init_values", 0.1),
         )
 
@@ -293,6 +307,7 @@ class LwDetrConfig:
 class RfDetrConfig(LwDetrConfig):
     """RF-DETR for detection, with one level. layer_norm_eps: of the projector."""
 
+    backbone: vit.Layout = DINOV2
     layer_norm_eps: float = 1e-6
 
     @staticmethod
@@ -301,13 +316,11 @@ class RfDetrConfig(LwDetrConfig):
         require(config, apply_layernorm=True, reshape_hidden_states=True, use_mask_token=True, num_register_tokens=0)
         for part in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
             require(config, **{part: (0, 0.0)})
-        layout = dataclasses.replace(DINOV2, **_known(vit.Layout, config))
-        indices = DINOV2.out_indices
-        if {"out_features", "out_indices"} & config.keys():
-            indices = _out_indices(config, layout.num_hidden_layers)
+        layout = dataclasses.replace(DINOV2, **VIT_SIZES | _known(vit.Layout, config))
+        indices = _out_indices(config, layout.num_hidden_layers)
         return dataclasses.replace(
             layout,
-            grid=config.get("image_size", 518) // layout.patch_size,
+            grid=config.get("image_size", 224) // layout.patch_size,
             windows=config.get("num_windows", 4),
             windowed=tuple(index for index in range(layout.num_hidden_layers) if index not in indices),
             out_indices=indices,

@@ -112,10 +112,8 @@ class DecoderLayer(nn.Module):
     ) -> jax.Array:
         config, options = self.config, self.options
         position = position.astype(queries.dtype)
-        attention, grouped = (
-            SelfAttention(config.decoder_attention_heads, options, name="self_attn"),
-            [queries, position],
-        )
+        attention = SelfAttention(config.decoder_attention_heads, options, name="self_attn")
+        grouped = [queries, position]
         if self.groups > 1:
             grouped = [x.reshape(x.shape[0], self.groups, -1, x.shape[-1]) for x in grouped]
         attended = attention(*grouped, hidden).reshape(queries.shape)

@@ -106,7 +106,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         checkpoint = checkpoint._replace(processor=processor)
     recipe = recipe_of(checkpoint)
     if options.config:  # nothing in a random backbone is worth keeping
-        recipe = replace(recipe, backbone_rate=1.0, frozen=(), factors=())
+        factors = tuple(one for one in recipe.factors if not one[0].startswith("backbone"))
+        recipe = replace(recipe, backbone_rate=1.0, frozen=(), factors=factors)
     options.recipe = chosen_recipe(options, recipe)
     options.loading = Loading(
         tuple((side, side) for side in options.sizes),

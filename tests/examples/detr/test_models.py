@@ -203,6 +203,10 @@ def test_sides_of_images():
 def test_defaults_of_old_configs():
     """Old files on the hub name a network of timm, or nothing at all."""
     assert DeformableDetrConfig.from_json({}).backbone == RESNET50
+    assert make_model({"model_type": "lw_detr"}).config.backbone.out_indices == (2, 4, 5, 9)
+    assert make_model({"model_type": "rf_detr"}).config.backbone.windowed == (0, 1, 3, 4, 6, 7, 9, 10)
+    layout = make_model({"model_type": "rf_detr", "backbone_config": {"out_indices": [3, 6, 9, 12]}}).config.backbone
+    assert (layout.windowed, layout.hidden_size, layout.grid) == ((0, 1, 2, 4, 5, 7, 8, 10, 11), 768, 16)
     single = DeformableDetrConfig.from_json({"backbone": "resnet101", "num_feature_levels": 1}).backbone
     assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
 
