@@ -20,6 +20,8 @@ import hypothesis
 import jax
 import pytest
 
+from benchmarks.support import gpu_compiler
+
 hypothesis.settings.register_profile(
     "jax_dcn",
     deadline=None,  # the first example compiles
@@ -159,6 +161,15 @@ def x64():
     """Enables float64 for one test; all others use jax's default, as users do."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def compiler_for_gpus():
+    """XLA's: this environment's, or else the one that `make test-slow` installs beside it."""
+    try:
+        gpu_compiler.initialise()
+    except gpu_compiler.Missing as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture

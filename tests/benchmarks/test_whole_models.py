@@ -9,7 +9,6 @@ pytest.importorskip("optax", reason="the extra 'examples' is not installed")
 
 from benchmarks import training_programs, whole_models
 from benchmarks.measurements.detectors import Detector, transformers
-from benchmarks.support import gpu_compiler
 from tests.helpers import detectors
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
@@ -32,11 +31,8 @@ def test_a_page_has_times_memory_and_the_first_step(monkeypatch, tmp_path):
     assert "| tiny  | 1      | float32 | step    | jax_dcn " in page.read_text()
 
 
+@pytest.mark.usefixtures("compiler_for_gpus")
 def test_a_page_has_the_launches_of_a_step(monkeypatch, tmp_path):
-    try:
-        gpu_compiler.initialise()
-    except gpu_compiler.Missing as reason:
-        pytest.skip(str(reason))
     monkeypatch.setattr(training_programs, "DETECTORS", TINY)
     training_programs.main(["--models", "tiny", "--images", "1", "--dtype", "float32", "--out", str(tmp_path)])
     (page,) = tmp_path.glob("*-h100-training-programs.md")

@@ -27,16 +27,7 @@ from tests.operators.test_memory import (
     temporary_bytes,
 )
 
-pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler():
-    """XLA's for GPUs: this environment's, or else the one that `make test-slow` installs beside it."""
-    try:
-        gpu_compiler.initialise()
-    except gpu_compiler.Missing as reason:
-        pytest.skip(str(reason))
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.slow, pytest.mark.usefixtures("compiler_for_gpus")]
 
 
 PROGRAMS = {"forward": forward, "step": pull_back} | {
