@@ -23,8 +23,8 @@ DETECTORS = transformers.DETECTORS | mask_rcnn.DETECTORS
 OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 NOTE = (
     "A launch is a kernel of XLA's, or a call of cuBLAS, cuDNN or this package, which may launch several. Products "
-    "are cuBLAS's. GB are the operands and results of all launches, as if none were in a cache. MiB are of temporary "
-    "arrays. Seconds are of this processor."
+    "are cuBLAS's. GB are the results of all launches, and what they read of their operands, as if none were in a "
+    "cache. MiB are of temporary arrays. Seconds are of this processor."
 )
 
 

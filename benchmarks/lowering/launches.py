@@ -14,7 +14,7 @@ _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
 _ROOT = r"^.*/(site-packages/|(?=(examples|benchmarks|jax_dcn)/))"
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 _SLICES = {"slice", "dynamic-slice", "gather"}  # of their first operand; the others are small
-_SAME_SIZE = {"bitcast", "convert"}
+_SAME_ELEMENTS = {"bitcast", "convert"}
 _SCRATCH = re.compile(r", s8\[\d+\]\{0\}(?=\)$)")  # the memory that a library computes in
 _CALLS = {"while", "conditional", "call"}  # they launch what their computations do
 _LIBRARIES = {"__cublas": "product", "__cudnn": "convolution", "dcn_": "jax_dcn"}
@@ -57,10 +57,10 @@ def _of_computation(computation, times, bodies, sources) -> Iterator[Launch]:
             fused = bodies[_CALLEES.search(attributes)[1].lstrip("%")] if operation == "fusion" else f" {operation}("
             kind = _kind(operation, attributes, fused)
             written = array_bytes(_SCRATCH.sub("", result) if kind in _LIBRARIES.values() else result)
-            read = (
-                array_bytes(types.get(operand, "")) * _share_read(fused, index)
-                for index, operand in enumerate(re.findall(r"%([\w.-]+)", operands))
-            )
+            read_types = [types.get(operand, "") for operand in re.findall(r"%([\w.-]+)", operands)]
+            if operation in _SLICES:
+                read_types[0] = result
+            read = (array_bytes(operand) * _share_read(fused, index) for index, operand in enumerate(read_types))
             yield Launch(name, kind, written + round(sum(read)), *sources.of(attributes), times)
 
 
@@ -82,8 +82,8 @@ def _share(fused, array, its_type):
     uses = [use for use in _INSTRUCTION.finditer(fused) if operand.search(use[4])]
     for name, result, operation, *_ in (use.groups() for use in uses):
         if operation in _SLICES:
-            share += array_bytes(result) / array_bytes(its_type)
-        elif operation in _SAME_SIZE:
+            share += array_bytes(result) / max(array_bytes(its_type), 1)
+        elif operation in _SAME_ELEMENTS:
             share += _share(fused, name, result)
         else:
             return 1

@@ -21,13 +21,14 @@ BASIC_SIZES = (64, 128, 256, 512)
 COARSE_STAGES = (2, 3, 4)  # of a backbone, whose features the encoders take
 RESNET50 = Layout(out_indices=COARSE_STAGES)
 HGNET = hgnet.Layout()
+RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 # The backbones of a config that has none, and the sizes that one with a backbone need not state.
 LW_DETR_VIT = vit.Layout()
 DINOV2 = vit.Layout(
-    True,
-    384,
-    12,
-    6,
+    is_dinov2=True,
+    hidden_size=384,
+    num_hidden_layers=12,
+    num_attention_heads=6,
     patch_size=14,
     grid=37,
     windowed=(0, 1, 3, 4, 6, 7, 9, 10),
@@ -35,7 +36,6 @@ DINOV2 = vit.Layout(
     layer_scale=1.0,
 )
 VIT_SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 
 
 def backbone_layout(config: Mapping[str, Any]) -> Layout:

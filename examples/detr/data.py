@@ -88,7 +88,7 @@ def load(dataset: Dataset, image: int, objects: int | None = None) -> Example:
 
 
 def augmented(example: Example, rng: np.random.Generator, crops: bool) -> Example:
-    """An example with the augmentations of RT-DETR and D-FINE or, if it is so, of Deformable DETR and LW-DETR.
+    """An example with the augmentations of RT-DETR and D-FINE or, with `crops`, of Deformable DETR and LW-DETR.
 
     The former: photometric distortion, zoom out, and a crop with a least IoU. The latter: with probability 1/2, a crop
     of an image whose shorter side has 400 to 600 pixels.

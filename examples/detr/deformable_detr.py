@@ -113,10 +113,10 @@ class DeformableDetr(nn.Module):
         embeddings = self.param("level_embed", nn.initializers.normal(1.0), (len(levels), config.d_model))
         wide = jnp.promote_types(levels[0].dtype, jnp.float32)
         sines = [sines_of_pixels(mask, config.d_model, wide) for mask in masks]
-        features, position, mask = (
+        features, of_pixel, mask = (
             jnp.concatenate([jax.lax.collapse(part, 1, 3) for part in parts], 1) for parts in (levels, sines, masks)
         )
-        return Pyramid(features, shapes, mask, valid_ratios(masks, wide)), position, embeddings
+        return Pyramid(features, shapes, mask, valid_ratios(masks, wide)), of_pixel, embeddings
 
     def _learned_queries(self, batch: int) -> tuple[jax.Array, jax.Array]:
         """Reference points [batch, queries, 2], and embeddings [batch, queries, 2 * channels]."""

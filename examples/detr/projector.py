@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.convolution import square
+from examples.library.convolution import Doubled, from_windows, square
 
 from .config import LwDetrConfig, RfDetrConfig
 from .hybrid_encoder import ConvNorm
@@ -33,23 +33,6 @@ class ConvLayerNorm(nn.Module):
         options = self.options
         x = square(self.features, self.size, self.stride, use_bias=False, dtype=options.dtype, name="conv")(x)
         return ACTIVATIONS[self.activation](options.norm("norm")(x))
-
-
-class Double(nn.Module):
-    """Doubles the sides of a map: a transposed convolution of size and stride 2."""
-
-    features: int
-    dtype: Dtype | None
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        initializer = nn.initializers.lecun_normal(in_axis=-1, out_axis=-2)
-        kernel = self.param("kernel", initializer, (2, 2, self.features, x.shape[-1]))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        batch, height, width, _ = x.shape
-        y = jnp.einsum("bhwi,rsoi->bhrwso", x, kernel)
-        return y.reshape(batch, 2 * height, 2 * width, -1) + bias
 
 
 class Pair(nn.Module):
@@ -92,12 +75,12 @@ class Resize(nn.Module):
             layers = [partial(self.conv, features, 3, stride=2, activation="relu")]
         elif self.scale == 2.0 and features > LARGE:
             half = partial(self.conv, features // 2, 1, activation="relu")
-            layers = [half, partial(Double, features // 4, self.dtype)]
+            layers = [half, partial(Doubled, features // 4, self.dtype)]
         elif self.scale == 2.0:
-            layers = [partial(Double, features // 2, self.dtype)]
+            layers = [partial(Doubled, features // 2, self.dtype)]
         for index, layer in enumerate(layers):
             x = layer(name=f"layers_{index}")(x)
-        return x
+        return from_windows(x) if self.scale == 2.0 else x
 
 
 class Level(nn.Module):

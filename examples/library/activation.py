@@ -14,5 +14,5 @@ def relu(x: jax.Array) -> jax.Array:
     return jax.nn.relu(x)
 
 
-# XLA makes a comparison of the argument of `result > 0`, and keeps it.
+# XLA would make a comparison of the argument of `result > 0`, and so keep the argument.
 relu.defjvps(lambda tangent, result, _: jnp.where(result == 0, 0, tangent))

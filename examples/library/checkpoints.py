@@ -5,6 +5,7 @@ Also the lock of the folder that a run writes to.
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import math
@@ -155,8 +156,10 @@ class Checkpoints:
         """Saves a state after these steps, if it is not yet saved. Ends the program if the state is not finite."""
         if (self.step or 0) == steps:
             return
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            if not np.isfinite(jax.device_get(leaf)).all():
+        on_host = jax.device_get(state)
+        trees = [getattr(on_host, "variables", {}), on_host]  # vectors of parameters have not got their names
+        for path, leaf in itertools.chain.from_iterable(map(jax.tree_util.tree_leaves_with_path, trees)):
+            if not np.isfinite(leaf).all():
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 message = f"The state after step {steps} is not finite in {name}, and is not saved."
                 raise SystemExit(f"{message} {self.resumption}")

@@ -4,6 +4,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+from flax.typing import Dtype
 
 import jax_dcn
 
@@ -44,3 +46,29 @@ class Conv(nn.Conv):
 def square(features: int, size: int, stride: int = 1, **options: Any) -> Conv:
     """A convolution with a square kernel; with an odd one and a stride of 1, an image keeps its size."""
     return Conv(features, (size, size), strides=stride, padding=(size - 1) // 2, **options)
+
+
+class Doubled(nn.Module):
+    """A transposed convolution of size and stride 2: the window [..., 2, 2, features] of each pixel [..., channels].
+
+    Windows do not overlap, so it is a matrix product. The layout of the weight is that of a convolution in the other
+    direction. `from_windows` makes images of windows.
+    """
+
+    features: int
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        initializer = nn.initializers.he_normal(in_axis=-1, out_axis=-2)
+        kernel = self.param("kernel", initializer, (2, 2, self.features, x.shape[-1]))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        windows = x @ kernel.reshape(-1, x.shape[-1]).T + jnp.tile(bias, 4)
+        return windows.reshape(*x.shape[:-1], 2, 2, self.features)
+
+
+def from_windows(windows: jax.Array) -> jax.Array:
+    """Images [batch, 2 * height, 2 * width, ...] of windows [batch, height, width, 2, 2, ...]."""
+    batch, height, width, *_ = windows.shape
+    return windows.swapaxes(2, 3).reshape(batch, 2 * height, 2 * width, *windows.shape[5:])

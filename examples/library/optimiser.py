@@ -68,7 +68,7 @@ class Rule(NamedTuple):
 
     @property
     def name(self) -> str:
-        factor = "" if self.factor == 1 else f" * {self.factor}"
+        factor = "" if self.factor == 1 else f" * {self.factor:g}"
         return f"{self.group}{factor}{', decays' * self.decays}"
 
 
@@ -89,6 +89,7 @@ class Layout:
     tree: Any
     rules: tuple[Rule | None, ...]
     shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
 
     @classmethod
     def of(cls, recipe: Recipe, params: Any) -> "Layout":
@@ -102,7 +103,8 @@ class Layout:
         paths, tree = jax.tree_util.tree_flatten_with_path(params)
         groups = jax.tree.leaves(labels(recipe, params))
         rules = (rule_of(path, group) for (path, _), group in zip(paths, groups, strict=True))
-        return cls(tree, tuple(rules), tuple(leaf.shape for _, leaf in paths))
+        shapes, dtypes = zip(*((leaf.shape, leaf.dtype) for _, leaf in paths), strict=True)
+        return cls(tree, tuple(rules), shapes, dtypes)
 
     def pack(self, params: Any) -> Packed:
         """The vectors of a tree of parameters, or of their gradients."""
@@ -114,14 +116,14 @@ class Layout:
 
     def unpack(self, packed: Packed) -> Any:
         """The tree of parameters again."""
-        leaves, frozen, ends = [], iter(packed.frozen), Counter[Rule]()
-        for rule, shape in zip(self.rules, self.shapes, strict=True):
+        leaves, frozen, ends = [], iter(packed.frozen), Counter[str]()
+        for rule, shape, dtype in zip(self.rules, self.shapes, self.dtypes, strict=True):
             if rule is None:
                 leaves.append(next(frozen))
             else:
-                begin, size = ends[rule], math.prod(shape)
-                leaves.append(packed.vectors[rule.name][begin : begin + size].reshape(shape))
-                ends[rule] += size
+                begin, size = ends[rule.name], math.prod(shape)
+                leaves.append(packed.vectors[rule.name][begin : begin + size].reshape(shape).astype(dtype))
+                ends[rule.name] += size
         return jax.tree.unflatten(self.tree, leaves)
 
 

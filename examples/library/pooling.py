@@ -3,6 +3,7 @@
 import itertools
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,7 @@ def max_pool(x: jax.Array, window: Pair, strides: Pair, padding: tuple[Pair, Pai
     >>> max_pool(jnp.array([1.0, 3.0, 2.0]).reshape(1, 1, 3, 1), (1, 2), (1, 1))[0, 0, :, 0].tolist()
     [3.0, 3.0]
     """
-    return _forward(x, window, strides, padding)[0]
+    return nn.max_pool(x, window, strides, padding)
 
 
 def _forward(x, window, strides, padding):

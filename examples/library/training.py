@@ -90,11 +90,10 @@ class State:
 
     @property
     def best(self) -> Variables:
-        """The variables to evaluate and to keep."""
-        if self.average is None:
-            return self.variables
-        vectors, others = self.average
-        return others | {"params": self.layout.unpack(self.params._replace(vectors=vectors))}
+        """The variables to evaluate and to keep, in NumPy, so that one of several processes may take them alone."""
+        average = (self.params.vectors, self.others) if self.average is None else self.average
+        vectors, others, frozen = jax.device_get((*average, self.params.frozen))
+        return others | {"params": self.layout.unpack(Packed(vectors, frozen))}
 
 
 def first_state(recipe: Recipe, variables: Variables) -> State:
@@ -192,7 +191,7 @@ def train(task: Task, folder: Path, options: Options | None = None) -> Run:
         if is_first and task.results:
             found = before | {str(steps): scores}
             if evaluations_since_best(found, task.validation.best) == 0:
-                task.results.save(paths["best"], jax.device_get(state.best))
+                task.results.save(paths["best"], state.best)
             write_table(paths["scores"], [{"step": step, **found[step]} for step in found])
             draw_mistakes(paths["mistakes"], task.validation.dataset, listed)
         return scores
@@ -212,7 +211,7 @@ def train(task: Task, folder: Path, options: Options | None = None) -> Run:
 
 def _write(task, paths, run, options, on_devices):
     """Writes the results at the end of a run."""
-    task.results.save(paths["model"], jax.device_get(run.state.best))
+    task.results.save(paths["model"], run.state.best)
     found = {"recipe": vars(task.recipe), "settings": options.settings, "waiting": run.log.waiting()}
     paths["results"].write_text(to_json(found | {"scores": run.scores}))
     names = [*task.validation.drawn, task.validation.best] if task.validation else []

@@ -6,11 +6,11 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.dtypes import promote_dtype
 from flax.typing import Dtype
 
 from examples.library.activation import relu
 from examples.library.boxes import Boxes
+from examples.library.convolution import Doubled, from_windows
 from jax_dcn import fpn_levels, roi_align
 
 from .anchors import STRIDES
@@ -65,27 +65,6 @@ class BoxHead(nn.Module):
         return logits, deltas.reshape(*x.shape[:-1], self.classes, 4)
 
 
-class Upsample(nn.Module):
-    """A 2x2 transposed convolution of stride 2, as its windows [..., 2, 2, features] of each pixel [..., inputs].
-
-    They do not overlap, so it is a matrix product. The layout of the weight is that of a convolution in the other
-    direction.
-    """
-
-    features: int
-    dtype: Dtype | None = None
-
-    @nn.compact
-    def __call__(self, x):
-        kernel = self.param(
-            "kernel", nn.initializers.he_normal(in_axis=-1, out_axis=-2), (2, 2, self.features, x.shape[-1])
-        )
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        windows = x @ kernel.reshape(-1, x.shape[-1]).T + jnp.tile(bias, 4)
-        return windows.reshape(*x.shape[:-1], 2, 2, self.features)
-
-
 class LogitOfClass(nn.Module):
     """The result in float32 of a 1x1 convolution to logits of classes, at each item's class only.
 
@@ -95,13 +74,16 @@ class LogitOfClass(nn.Module):
     classes: int
 
     @nn.compact
-    def __call__(self, x, labels):
+    def __call__(self, x: jax.Array, labels: jax.Array) -> jax.Array:
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (1, 1, x.shape[-1], self.classes))
         bias = self.param("bias", nn.initializers.zeros, (self.classes,))
-        of_items = kernel[0, 0].T[labels].astype(x.dtype)
+        # A product with these rows, unlike a choice of items, has a gradient that is a product, too.
+        is_class = jax.nn.one_hot(labels, self.classes, dtype=kernel.dtype)
+        of_items = jnp.matmul(is_class, kernel[0, 0].T, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
+        of_biases = jnp.matmul(is_class, bias, precision=jax.lax.Precision.HIGHEST)
         wide = jnp.promote_types(x.dtype, jnp.float32)
         logits = jnp.einsum("n...i,ni->n...", x, of_items, preferred_element_type=wide)
-        return logits + bias[labels].reshape(-1, *[1] * (logits.ndim - 1))
+        return logits + of_biases.reshape(-1, *[1] * (logits.ndim - 1))
 
 
 class MaskHead(nn.Module):
@@ -113,15 +95,13 @@ class MaskHead(nn.Module):
 
     def setup(self):
         self.convs = [ConvModule(self.features, 3, self.dtype) for _ in range(MASK_CONVS)]
-        self.upsample = Upsample(self.features, self.dtype)
+        self.upsample = Doubled(self.features, self.dtype)
         self.conv_logits = LogitOfClass(self.classes)
 
     def __call__(self, pooled: jax.Array, labels: jax.Array) -> jax.Array:
         for conv in self.convs:
             pooled = relu(conv(pooled))
-        windows = self.conv_logits(relu(self.upsample(pooled)), labels)  # [n, row, column, 2, 2]
-        count, height, width, *_ = windows.shape
-        return windows.swapaxes(2, 3).reshape(count, 2 * height, 2 * width)
+        return from_windows(self.conv_logits(relu(self.upsample(pooled)), labels))
 
 
 class RoIHead(nn.Module):

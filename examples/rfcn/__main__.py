@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"Training {name}, after some seconds for compiling")
             with ending(parser.prog):
                 finished = train(task_of(model, replace(recipe, seed=seed)), options.out / name, how)
-            params = jax.device_get(finished.state.best["params"])
+            params = finished.state.best["params"]
             detections = [jax.device_get(detect(model, params, batch.images)) for batch in truth]
             scores = evaluate.average_precision(truth, detections)
             found.setdefault(variant, []).append(scores)

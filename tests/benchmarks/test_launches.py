@@ -28,7 +28,8 @@ StackFrames
 %fused_add (p: f32[4], p.1: f32[8,4]) -> f32[4] {
   %p = f32[4]{0} parameter(0)
   %p.1 = f32[8,4]{1,0} parameter(1)
-  %row = f32[1,4]{1,0} slice(%p.1), slice={[0:1], [0:4]}
+  %same = bf16[8,4]{1,0} convert(%p.1)
+  %row = bf16[1,4]{1,0} slice(%same), slice={[0:1], [0:4]}
   %flat = f32[4]{0} bitcast(%row)
   ROOT %twice = f32[4]{0} add(%p, %flat), metadata={op_name="jit(step)/transpose(jvp(f))/add"}
 }
@@ -49,6 +50,7 @@ ENTRY %main (x: f32[8,4]) -> f32[4] {
   %x = f32[8,4]{1,0} parameter(0)
   %input_reduce_fusion = f32[4]{0} fusion(%x), kind=kInput, calls=%fused_reduce, metadata={stack_frame_id=2}
   %loop_add_fusion = f32[4]{0} fusion(%input_reduce_fusion, %x), kind=kLoop, calls=%fused_add
+  %rows = f32[2,4]{1,0} gather(%x, %loop_add_fusion), slice_sizes={1,4}
   %turned = f32[4,8]{1,0} transpose(%x), dimensions={1,0}, metadata={stack_frame_id=1}
   %product = (bf16[4,4]{1,0}, s8[32]{0}) custom-call(%turned), custom_call_target="__cublas$lt$matmul"
   %loop = (s32[], f32[4]{0}) while(%x), body=%body, backend_config={"known_trip_count":{"n":"3"}}
@@ -63,6 +65,7 @@ def test_launches():
     assert launches(PROGRAM) == [
         Launch("input_reduce_fusion", "reduction", 4 * (8 * 4 + 4), clipping, training, 1),
         Launch("loop_add_fusion", "element-wise", 3 * 4 * 4, "-", "-", 1),
+        Launch("rows", "element-wise", 2 * 2 * 4 * 4 + 4 * 4, "-", "-", 1),
         Launch("turned", "copy", 2 * 4 * 8 * 4, training, training, 1),
         Launch("product", "product", 4 * 8 * 4 + 2 * 4 * 4, "-", "-", 1),
         Launch("next", "element-wise", 3 * 4 * 4, "-", "-", 3),

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 
 from examples.detr.layers import LayerNorm, LayerOptions, SelfAttention
 from examples.library.convolution import Conv
-from examples.library.normalization import BatchNorm
+from examples.library.normalization import BatchNorm, sums_apart, sums_together
 from examples.library.pooling import max_pool
 from tests.helpers.slow import slow
 
@@ -59,6 +61,16 @@ def test_parameters_results_and_gradients(ours, theirs, data):
         is_coarse = jnp.bfloat16 in (one.dtype, isinstance(ours, Conv) and ours.dtype)
         rounding = 2.0**-7 if is_coarse else 2.0**-18
         assert_allclose(*map(np.float32, (one, other)), 0, rounding * np.abs(np.float32(other)).max())
+
+
+def test_sums_in_one_reduction():
+    """As on a GPU, of an array that two devices share, too."""
+    arrays = np.random.default_rng(0).normal(size=(2, 4, 3, 5, 8)).astype(np.float32)
+    expected = jax.jit(sums_apart)(*arrays)
+    shared = jax.device_put(arrays, NamedSharding(jax.make_mesh((2,), ("a",), (AxisType.Auto,)), P(None, "a")))
+    for given in (arrays, shared):
+        for found, one in zip(jax.jit(sums_together)(*given), expected, strict=True):
+            assert_allclose(found, one, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])

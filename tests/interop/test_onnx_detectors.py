@@ -107,6 +107,8 @@ def test_the_page_exports_a_trained_detector(name, tmp_path):
     names["export"](folder, path, side)
     checkpoint, model = weights.load(folder), onnx.load(path)
     assert [one.name for one in (*model.graph.input, *model.graph.output)] == ["images", "boxes", "scores"]
+    has_pooling = not name.startswith(("lw_detr", "rf_detr"))
+    assert ("MaxPool" in {node.op_type for node in model.graph.node}) == has_pooling
     for count in (1, 3):
         images = np.random.default_rng(count).uniform(0, 255, (count, side, side, 3)).astype(np.float32)
         boxes, scores = in_onnxruntime(model, images)

@@ -24,7 +24,7 @@ from examples.detr.matching import Targets
 from examples.detr.names import in_file, renamed
 from examples.detr.recipes import Loss, recipe_of
 from examples.detr.vit import resizing
-from examples.library.optimiser import described_rates, make_optimiser
+from examples.library.optimiser import Layout, described_rates, make_optimiser
 from tests.helpers import checkpoints, coco, detectors
 from tests.helpers.slow import slow_unless
 
@@ -108,18 +108,20 @@ def test_twenty_steps(name, x64, monkeypatch):
     golden = read(name)
     checkpoint = golden.checkpoint
     params, others = checkpoint.variables["params"], {"batch_stats": checkpoint.variables["batch_stats"]}
-    optimiser = make_optimiser(recipe_of(checkpoint), params)
+    layout = Layout.of(recipe_of(checkpoint), params)
+    optimiser = make_optimiser(recipe_of(checkpoint), layout.rules)
     compute = slopes(checkpoint.model, weights.criterion(checkpoint))
 
     @jax.jit
-    def step(params, state):
-        gradient, losses = compute(params, others, golden.images, golden.targets)
-        updates, state = optimiser.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, sum(losses.values())
+    def step(packed, state):
+        gradient, losses = compute(layout.unpack(packed), others, golden.images, golden.targets)
+        updates, state = optimiser.update(layout.pack(gradient).vectors, state, packed.vectors)
+        return packed._replace(vectors=optax.apply_updates(packed.vectors, updates)), state, sum(losses.values())
 
-    state, found = optimiser.init(params), []
+    packed = layout.pack(params)
+    state, found = optimiser.init(packed.vectors), []
     for _ in golden.arrays["trained"]:
-        params, state, loss = step(params, state)
+        packed, state, loss = step(packed, state)
         found.append(loss)
     assert_allclose(found, golden.arrays["trained"], rtol=1e-7)
 
