@@ -56,8 +56,7 @@ class LwDetr(nn.Module):
         """The best detections of each group in the first stage, [batch, groups * queries, ...]."""
         config, found = self.config, []
         boxes, inside = anchors(memory.shapes, memory.ratios)
-        boxes = jnp.broadcast_to(jnp.where(inside, boxes, 0), (*memory.features.shape[:2], 4))
-        known = jnp.where(inside, memory.features, 0)
+        known, boxes = jnp.where(inside, memory.features, 0), jnp.where(inside, boxes, 0)
         for index in range(groups):
             project = projection(known, end=f"_{index}")
             classify = class_head(config.num_labels, f"enc_out_class_embed_{index}")

@@ -28,18 +28,12 @@ def anchors(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
     return boxes, jnp.all((boxes > MARGIN) & (boxes < 1 - MARGIN), -1, keepdims=True)
 
 
-def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """As `anchors`, with boxes as logits. Those of all boxes outside are infinite."""
-    boxes, inside = anchors(shapes, ratios)
-    boxes = jnp.where(inside, boxes, 0.5)
-    return jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf), inside
-
-
 def candidates(memory: Pyramid) -> tuple[jax.Array, jax.Array]:
     """The features [batch, pixels, channels] of the encoded pyramid that make proposals, and the logits of their
-    boxes, which have the precision of positions, at least float32."""
-    boxes, inside = proposals(memory.shapes, memory.ratios)
-    return jnp.where(inside, memory.features, 0), boxes
+    `anchors`, which have the precision of positions, at least float32. Those of boxes outside are infinite."""
+    boxes, inside = anchors(memory.shapes, memory.ratios)
+    boxes = jnp.where(inside, boxes, 0.5)
+    return jnp.where(inside, memory.features, 0), jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf)
 
 
 def projection(like: jax.Array, epsilon: float = 1e-5, end: str = "") -> Project:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+import jax_dcn
 from examples.library.convolution import Conv
 
 from .layers import FeedForward, LayerOptions, SelfAttention
 
-KEYS, KEYS_WITH_ANTIALIASING = -0.75, -0.5  # the parameter of the cubic kernel in PyTorch
 NORMAL = nn.initializers.truncated_normal(0.02)
 
 
@@ -48,23 +47,12 @@ class Layout:
         return self.patch_size * self.windows
 
 
-def resizing(size: int, full: int, antialias: bool) -> np.ndarray:
-    """The matrix [size, full] of PyTorch's bicubic interpolation from `full` values in a row to `size`."""
-    scale = max(full / size, 1.0) if antialias else 1.0
-    alpha = KEYS_WITH_ANTIALIASING if antialias else KEYS
-    centres = (np.arange(size) + 0.5) * full / size - 0.5
-    taps = np.arange(-2, full + 2)
-    x = np.abs(centres[:, None] - taps) / scale
-    near = ((alpha + 2) * x - (alpha + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * alpha
-    weights = np.where(x < 1, near, np.where(x < 2, far, 0))
-    if antialias:  # values outside the row do not count
-        weights = weights[:, 2:-2]
-        return weights / weights.sum(1, keepdims=True)
-    found = np.zeros((size, full))
-    for tap, column in zip(np.clip(taps, 0, full - 1), weights.T, strict=True):
-        found[:, tap] += column
-    return found
+def resized(grid: jax.Array, size: tuple[int, int], antialias: bool) -> jax.Array:
+    """A grid [rows, columns, channels] of another size by PyTorch's bicubic interpolation, whose kernel depends on
+    whether there is antialiasing."""
+    if antialias:
+        return jax.image.resize(grid, (*size, grid.shape[-1]), "cubic")
+    return jax_dcn.resize(grid, size, method="bicubic")
 
 
 class Embeddings(nn.Module):
@@ -80,10 +68,7 @@ class Embeddings(nn.Module):
         positions = self.param("position_embeddings", NORMAL, (1, layout.grid**2 + 1, features))
         grid = positions[0, 1:].reshape(layout.grid, layout.grid, features)
         if grid.shape != x.shape[1:]:
-            rows, columns = (
-                jnp.asarray(resizing(size, layout.grid, layout.is_dinov2), grid.dtype) for size in x.shape[1:3]
-            )
-            grid = jnp.einsum("hr,wc,rcf->hwf", rows, columns, grid, precision="highest")
+            grid = resized(grid, x.shape[1:3], layout.is_dinov2)
         x = x + grid.astype(x.dtype)
         if not layout.is_dinov2:
             return x, None

@@ -163,7 +163,7 @@ class Checkpoints:
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 message = f"The state after step {steps} is not finite in {name}, and is not saved."
                 raise SystemExit(f"{message} {self.resumption}")
-        settings = self._settings | {STATE: _digest_of_state(state)}
+        settings = self._settings | {STATE: _digest_of_state(on_host)}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), settings=ocp.args.JsonSave(settings))
         try:
             with _only_raised():

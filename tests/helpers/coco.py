@@ -22,3 +22,13 @@ def write(folder, sizes, objects, names=("cat",), **fields):
     path = folder / "annotations.json"
     path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
     return path, folder
+
+
+def write_squares(folder, sizes, objects, colours):
+    """As `write`, with each object as a square of the colour that its category is named after."""
+    write(folder, sizes, objects, colours)
+    for image, category, (x, y, side, _) in objects:
+        with Image.open(folder / f"{image}.png") as file:
+            picture = file.convert("RGB")
+        picture.paste(colours[category - 1], (x, y, x + side, y + side))
+        picture.save(folder / f"{image}.png")

@@ -23,7 +23,7 @@ from examples.detr.images import Preprocessor
 from examples.detr.matching import Targets
 from examples.detr.names import in_file, renamed
 from examples.detr.recipes import Loss, recipe_of
-from examples.detr.vit import resizing
+from examples.detr.vit import resized
 from examples.library.optimiser import Layout, described_rates, make_optimiser
 from tests.helpers import checkpoints, coco, detectors
 from tests.helpers.slow import slow_unless
@@ -204,8 +204,13 @@ def test_inference_has_the_first_group(name):
         assert_allclose(trained.boxes[:, : config.num_queries], found.boxes, atol=1e-5)
 
 
-def test_resizing():
+def test_resizing(x64):
     """As torch.nn.functional.interpolate, by hand: weights have the sum 1, and lines stay lines inside."""
+
+    def resizing(size, full, antialias):
+        """The matrix [size, full] that resizes a row."""
+        return np.asarray(resized(jnp.eye(full)[None], (1, size), antialias))[0]
+
     for antialias in (False, True):
         for size, full in ((5, 5), (9, 4), (4, 9)):
             matrix = resizing(size, full, antialias)
@@ -228,12 +233,7 @@ def folder(tmp_path_factory):
     folder, objects = tmp_path_factory.mktemp("squares"), []
     for image in range(1, 5):
         objects.append((image, 1 + image % 2, [8 * image, 20, 20, 20]))
-    coco.write(folder, [(64, 64)] * 4, objects, ["red", "yellow"])
-    for image, category, (x, y, side, _) in objects:
-        with Image.open(folder / f"{image}.png") as file:
-            picture = file.convert("RGB")
-        picture.paste(("red", "yellow")[category - 1], (x, y, x + side, y + side))
-        picture.save(folder / f"{image}.png")
+    coco.write_squares(folder, [(64, 64)] * 4, objects, ["red", "yellow"])
     return folder
 
 

@@ -34,12 +34,7 @@ def folder(tmp_path_factory):
     for image in [1, 1, 2, 3, 3, 4, 5, 5, 6]:
         x, y, side = (int(random.integers(low, high)) for low, high in ((0, 40), (0, 40), (12, 24)))
         objects.append((image, int(random.integers(1, 3)), [x, y, side, side]))
-    coco.write(folder, sizes, objects, ["red", "yellow"])
-    for image, category, (x, y, side, _) in objects:
-        with Image.open(folder / f"{image}.png") as file:
-            picture = file.convert("RGB")
-        picture.paste(("red", "yellow")[category - 1], (x, y, x + side, y + side))
-        picture.save(folder / f"{image}.png")
+    coco.write_squares(folder, sizes, objects, ["red", "yellow"])
     return folder
 
 
