@@ -8,8 +8,9 @@ they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `
 `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`,
 `operators_saveable` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them.
 `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample. `as_deform_conv`
-converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms`, `fpn_levels` and `find_peaks` do what a
-detector needs besides pooling. `patch` makes models of other libraries use these kernels.
+converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms`, `fpn_levels`, `find_peaks` and
+`linear_sum_assignment` do what a detector needs besides pooling. `patch` makes models of other libraries use these
+kernels.
 """
 
 from importlib import import_module
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from jax_dcn import export
 from jax_dcn._names import replacement
 from jax_dcn._operators.aggregation.functions import dcnv3, multi_scale_deformable_attention
+from jax_dcn._operators.assignment.functions import linear_sum_assignment
 from jax_dcn._operators.deform_conv.functions import deform_conv1d, deform_conv2d, deform_conv3d
 from jax_dcn._operators.deform_conv.gradients import (
     deform_conv2d_input_grad,
@@ -64,6 +66,7 @@ __all__ = [
     "grid_sample",
     "interop",
     "kernel_plan",
+    "linear_sum_assignment",
     "linen",
     "map_coordinates",
     "multi_scale_deformable_attention",

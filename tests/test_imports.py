@@ -19,6 +19,9 @@ FORBIDDEN = {
     "jax_dcn": ("benchmarks", "examples", "tests"),
     "jax_dcn/_primitive": ("jax_dcn._operators", *LAYERS),
     "jax_dcn/_operators": LAYERS,
+    "jax_dcn/_operators/assignment": tuple(
+        f"jax_dcn._operators.{name}" for name in ("aggregation", "deform_conv", "roi_pool", "sampling")
+    ),
     "jax_dcn/_operators/aggregation": ("jax_dcn._operators.deform_conv", "jax_dcn._operators.roi_pool"),
     "jax_dcn/_operators/deform_conv": ("jax_dcn._operators.aggregation", "jax_dcn._operators.roi_pool"),
     "jax_dcn/_operators/roi_pool": ("jax_dcn._operators.aggregation", "jax_dcn._operators.deform_conv"),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "aggregation/aggregation.h"
+#include "assignment/assignment.h"
 #include "deform_conv/deform_conv.h"
 #include "roi_pool/roi_pool.h"
 #include "sampling/sampling.h"
@@ -15,7 +16,8 @@ namespace dcn {
   OPERATOR(SampleColumns) OPERATOR(SampleTangents) OPERATOR(OffsetCotangent) OPERATOR(XCotangent)\
   OPERATOR(Pool) OPERATOR(PoolXCotangent) OPERATOR(PoolOffsetCotangent)                          \
   OPERATOR(MaxPool) OPERATOR(MaxPoolArgmax) OPERATOR(MaxPoolXCotangent)                          \
-  OPERATOR(Sample) OPERATOR(SamplingXCotangent) OPERATOR(SamplingLocationsCotangent)
+  OPERATOR(Sample) OPERATOR(SamplingXCotangent) OPERATOR(SamplingLocationsCotangent)              \
+  OPERATOR(Assign)
 // clang-format on
 
 struct Operators {

@@ -3,7 +3,8 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), CpuDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers(), SamplingHandlers()};
+  return {DeformConvHandlers(),  CpuDeformConvHandlers(), RoiPoolHandlers(),
+          AggregationHandlers(), SamplingHandlers(),      AssignmentHandlers()};
 }
 
 XLA_FFI_Handler* InitializeHandler() { return nullptr; }

@@ -3,8 +3,8 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), SortedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers(),
-          SamplingHandlers()};
+  return {DeformConvHandlers(),  SortedDeformConvHandlers(), RoiPoolHandlers(),
+          AggregationHandlers(), SamplingHandlers(),         AssignmentHandlers()};
 }
 
 }  // namespace dcn

@@ -18,6 +18,7 @@ std::vector<Handler> SortedDeformConvHandlers();
 std::vector<Handler> RoiPoolHandlers();
 std::vector<Handler> AggregationHandlers();
 std::vector<Handler> SamplingHandlers();
+std::vector<Handler> AssignmentHandlers();
 
 std::vector<std::vector<Handler>> BackendHandlers();
 

@@ -22,6 +22,7 @@ from tests.deform_conv import test_vectors as conv_vectors
 from tests.helpers.deform_conv.cases import CASES, Case, assert_close, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import narrowed
+from tests.operators import test_assignment as assignment
 from tests.operators import test_ffi_calls as ffi_calls
 from tests.operators import test_golden as golden
 from tests.operators import test_memory as memory
@@ -42,6 +43,7 @@ def test_these_tests_run_the_kernels(interpreter):
             + jax_dcn.roi_align(x, jnp.ones((1, 5)), output_size=1, mode="max").sum()
             + jax_dcn.dcnv3(x, offset, offset[..., :1], kernel_size=1, padding=0, groups=1).sum()
             + jax_dcn.grid_sample(x, offset).sum()
+            + jax_dcn.linear_sum_assignment(x[..., 0]).sum()
         )
 
     def tangent(*operands):
@@ -54,7 +56,7 @@ def test_these_tests_run_the_kernels(interpreter):
 
 
 # The other handlers are compiled from the same files as those of the CPU, and sort as those of "points" do.
-QUICK = ("columns", "points")
+QUICK = ("columns", "points", "pairs")
 OTHERS = [
     pytest.param(name, marks=pytest.mark.thorough) for name in ffi_calls.FUNCTIONS if name not in ("fused", *QUICK)
 ]
@@ -169,6 +171,11 @@ test_pool_infinite_cotangent = pool_values.test_an_infinite_cotangent_reaches_wh
 test_pool_wide_image = pool_values.test_the_last_column_of_a_wide_image
 test_pool_first_largest = pool_values.test_the_first_of_equal_points_and_nan_win
 test_pool_coordinates = pool_values.test_coordinates_keep_their_precision_in_half_precision_images
+
+test_assignment = assignment.test_scipy
+test_assignment_ties = assignment.test_ties_and_forbidden_pairs
+test_assignment_float64 = assignment.test_float64
+test_assignment_padding = assignment.test_padding
 
 test_sampling_signals = sampling_values.test_a_signal_is_read_once
 

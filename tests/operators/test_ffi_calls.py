@@ -68,6 +68,7 @@ FUNCTIONS = {
         [(2, 7, 2, 3), (2, 4, 2, 3, 2), (2, 4, 2, 3)],
     ),
     "points": (jax_dcn.grid_sample, [X, (2, 3, 2)]),
+    "pairs": (lambda costs: costs[..., 0] * jax_dcn.linear_sum_assignment(costs), [(2, 3, 4)]),
 }
 
 
@@ -189,6 +190,7 @@ VALID = {
         "dcn_sampling_x_cotangent": longer("result 0", 1, 2),
         "dcn_sampling_locations_cotangent": longer("operand 0", 1, 2),
     },
+    "pairs": {"dcn_assign": set()},
 }
 
 

@@ -1,0 +1,1 @@
+"""Linear sum assignment: pairs of rows and columns of least cost, one to one."""
