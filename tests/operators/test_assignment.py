@@ -64,8 +64,8 @@ def test_scipy(size, backend):
 @backends
 def test_ties_and_forbidden_pairs(size, backend):
     random = np.random.default_rng(sum(size))
-    costs = random.integers(-3, 4, (60, *size)).astype(np.float32)
-    forbidden = random.random(costs.shape) < np.linspace(0, 1, 60)[:, None, None]
+    costs = random.integers(-3, 4, (90, *size)).astype(np.float32)
+    forbidden = random.random(costs.shape) < np.linspace(0.4, 0.9, 90)[:, None, None]
     costs[forbidden] = random.choice([np.nan, np.inf, -np.inf], forbidden.sum())
     for cost, row in zip(costs, assigned(costs, backend=backend), strict=True):
         assert total(cost, row) == best_of_all(cost)

@@ -56,6 +56,7 @@ def _solve(costs: jax.Array) -> _State:
     def nobody(count: int) -> jax.Array:
         return jnp.full(count, -1, jnp.int32)
 
+    # The cost of a row without one would enter the prices, whose rounding grows with it.
     has_pair = is_permitted.any(1)
 
     def assign(row: jax.Array, state: _State) -> _State:
