@@ -3,7 +3,8 @@
 The operators are `deform_conv2d`, with a function for each of its gradients, `deform_conv1d` and `deform_conv3d`,
 `multi_scale_deformable_attention`, `dcnv3`, which is also the operator of DCNv4, and poolings of regions:
 `deform_psroi_pool`, `psroi_pool`, `roi_align`, `ps_roi_align` and `deform_roi_pool`. `grid_sample` and
-`map_coordinates` sample images in one to three dimensions, and `resize` resizes them. `kernel_plan` says which kernels
+`map_coordinates` sample images in one to three dimensions, for which `spline_filter` prepares them, and `resize`
+resizes them. `kernel_plan` says which kernels
 they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`,
 `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`,
 `operators_saveable` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them.
@@ -36,7 +37,7 @@ from jax_dcn._operators.roi_pool.functions import (
     psroi_pool,
     roi_align,
 )
-from jax_dcn._operators.sampling.functions import grid_sample, map_coordinates, resize
+from jax_dcn._operators.sampling.functions import grid_sample, map_coordinates, resize, spline_filter
 from jax_dcn._patch.functions import patch
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._primitive.primitive import operators_saveable
@@ -81,6 +82,7 @@ __all__ = [
     "quantize",
     "resize",
     "roi_align",
+    "spline_filter",
     "viz",
     "warn_of_offsets",
 ]

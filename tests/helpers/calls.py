@@ -49,6 +49,7 @@ CALLS = {
     "resize": {"x": zeros((2, 5, 6, 3)), "size": (7, 9)},
     "map_coordinates": {"input": ones((5, 6)), "coordinates": [zeros(3), zeros(3)], "order": 1},
     "linear_sum_assignment": {"cost": ones((4, 3))},
+    "spline_filter": {"input": ones((5, 6))},
     "nms": {"boxes": zeros((5, 4)), "scores": zeros(5), "iou_threshold": 0.5, "max_outputs": 3},
     "fpn_levels": {"boxes": zeros((2, 4)), "num_levels": 4},
     "find_peaks": {"scores": zeros((5, 5)), "count": 3},

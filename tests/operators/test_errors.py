@@ -198,6 +198,14 @@ WRONG_MAP = [
     ({"cval": ones(2)}, ValueError, ["cval must", "without dimensions", "(2,)"]),
     ({"cval": 256, "input": zeros((5, 6), jnp.uint8)}, ValueError, ["cval must be from 0 to 255", "uint8", "256"]),
     ({"cval": jnp.nan, "input": zeros((5, 6), int)}, ValueError, ["cval must be from", "int32", "nan"]),
+    ({"prefilter": 1}, ValueError, ["prefilter must", "True, False", "1"]),
+]
+WRONG_FILTER = [
+    ({"input": [[1.0]]}, TypeError, ["input must", "array", "list"]),
+    ({"order": 6}, ValueError, ["order must", "0, 1", "6"]),
+    ({"mode": "grid-wrap"}, ValueError, ["mode must be 'wrap'", "'grid-wrap'"]),
+    ({"axes": (0, 2)}, ValueError, ["axes must", "from 0 to 1", "2"]),
+    ({"input": zeros((0, 4))}, ValueError, ["input must have pixels", "order=3", "(0, 4)"]),
 ]
 
 
@@ -279,6 +287,7 @@ WRONG = [
     *(("grid_sample", *row) for row in WRONG_GRID),
     *(("resize", *row) for row in WRONG_RESIZE),
     *(("map_coordinates", *row) for row in WRONG_MAP),
+    *(("spline_filter", *row) for row in WRONG_FILTER),
     *(("quantize.power_of_two", *row) for row in WRONG_POWERS),
 ]
 

@@ -44,6 +44,50 @@ def test_scipy(shape, order, mode, x64):
     assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("mode", SCIPY_MODES)
+@pytest.mark.parametrize("order", [slow_unless(order == 3, order) for order in ORDERS])
+def test_coefficients(order, mode, x64):
+    """They, and their samples, are those of SciPy."""
+    image, coordinates = problem((40, 33))
+    expected = scipy.ndimage.spline_filter(image, order, mode=SCIPY_MODES[mode])
+    filtered = jax_dcn.spline_filter(image, order, mode)
+    assert_allclose(filtered, expected, rtol=0, atol=1e-12)
+    found = jax_dcn.map_coordinates(filtered, coordinates, order, mode, 1.5, prefilter=False)
+    options = {"order": order, "mode": SCIPY_MODES[mode], "cval": 1.5, "prefilter": False}
+    assert_allclose(found, scipy.ndimage.map_coordinates(expected, coordinates, **options), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_orders_without_a_filter(order):
+    image = np.arange(12, dtype=np.int32).reshape(3, 4)
+    filtered = jax_dcn.spline_filter(image, order)
+    assert filtered.dtype == "float32"
+    assert_array_equal(filtered, image)
+    at = [np.array([0.75, 9.0]), np.array([2.25, 0.0])]
+    assert_array_equal(
+        jax_dcn.map_coordinates(filtered, at, order, prefilter=False), jax_dcn.map_coordinates(filtered, at, order)
+    )
+
+
+def test_coefficients_of_some_axes(x64):
+    image = np.random.default_rng(0).normal(size=(2, 20, 3, 30))
+    filtered = jax.jit(lambda image: jax_dcn.spline_filter(image, 5, "wrap", axes=(1, 3)))(image)
+    one = scipy.ndimage.spline_filter(image[1, :, 2], 5, mode="grid-wrap")
+    assert_allclose(filtered[1, :, 2], one, rtol=0, atol=1e-12)
+    of_complex = jax_dcn.spline_filter(image - 2j * image, 5, "wrap", axes=(1, 3))
+    assert_allclose(of_complex, filtered - 2j * filtered, rtol=0, atol=1e-12)
+    along_one = functools.partial(jax_dcn.spline_filter, axes=(1,))
+    check_grads(along_one, (image[:1, :, :1, :2],), 1, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, found", [("bfloat16", "float32"), ("uint8", "float32"), ("float32", "float32")])
+def test_types_of_coefficients(dtype, found):
+    image = np.arange(20).astype(dtype)
+    filtered = jax_dcn.spline_filter(image)
+    assert filtered.dtype == found
+    assert_allclose(filtered, scipy.ndimage.spline_filter(image.astype(float)), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_float32_far_from_the_first_pixel(backend):
     """The error is that of a coordinate in float32."""

@@ -25,7 +25,7 @@ from jax_dcn._operators.sampling.arguments import (
 )
 from jax_dcn._operators.sampling.geometry import Outside
 from jax_dcn._operators.sampling.primitive import deform_sampling
-from jax_dcn._operators.sampling.splines import SPLINE_ORDERS, interpolate
+from jax_dcn._operators.sampling.splines import SPLINE_ORDERS, coefficients, interpolate
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._primitive.promotion import by_standard_rules
 
@@ -151,6 +151,7 @@ def map_coordinates(
     mode: str = "constant",
     cval: ArrayLike = 0.0,
     *,
+    prefilter: bool = True,
     batch_dims: int = 0,
     backend: Literal["reference"] | None = None,
 ) -> jax.Array:
@@ -190,6 +191,7 @@ def map_coordinates(
         interpolation; 2 to 5 for splines of this order through the pixels.
       mode: "constant", "grid-constant", "nearest", "wrap", "mirror" or "reflect".
       cval: what pixels outside are with mode="constant"; a number or an array without dimensions.
+      prefilter: False if `input` has the coefficients of splines, from `spline_filter`. Orders 0 and 1 have no filter.
       batch_dims: how many dimensions of `input` are the batch.
       backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
 
@@ -212,9 +214,8 @@ def map_coordinates(
     """
     order = _validation.natural("order", order)
     _validation.choice("order", order, (*ORDERS, *SPLINE_ORDERS))
-    if mode in SCIPY_NAMES:
-        raise ValueError(f"mode must be {SCIPY_NAMES[mode]!r} for SciPy's {mode!r}")
-    _validation.choice("mode", mode, tuple(MODES))
+    _check_mode(mode)
+    _validation.choice("prefilter", prefilter, (True, False))
     batch_dims = _validation.natural("batch_dims", batch_dims)
     array = _validation.as_array("input", input)
     listed = [_validation.coordinates(f"coordinates[{k}]", jnp.asarray(one)) for k, one in enumerate(coordinates)]
@@ -227,7 +228,7 @@ def map_coordinates(
         )
     shape = shape_of_coordinates(listed, array.shape[:batch_dims])
     shared = [axis for axis in range(batch_dims) if shape[axis] == 1]
-    sample = partial(_of_any_type, order=order, mode=mode, cval=cval, backend=backend)
+    sample = partial(_of_any_type, order=order, mode=mode, cval=cval, prefilter=prefilter, backend=backend)
     for axis in reversed(range(batch_dims)):
         sample = jax.vmap(sample, in_axes=(0, None if axis in shared else 0))
     x = array if num_channel_axes else array[..., None]
@@ -235,15 +236,69 @@ def map_coordinates(
     return sampled if num_channel_axes else sampled[..., 0]
 
 
+@by_standard_rules
+def spline_filter(
+    input: ArrayLike, order: int = 3, mode: str = "mirror", *, axes: Sequence[int] | None = None
+) -> jax.Array:
+    """`scipy.ndimage.spline_filter`: the coefficients of the spline through the pixels of an array.
+
+    An array that is sampled more than once can be filtered once. `map_coordinates` samples the coefficients with the
+    same order and mode, and ``prefilter=False``. The samples are those of the array itself, except with "nearest" and
+    "grid-constant": there, as in SciPy, `map_coordinates` adds 12 pixels around the array before it filters it, and
+    `spline_filter` adds none.
+
+    Args:
+      input: an array of any shape; floats, integers, bool or complex numbers.
+      order: 2 to 5. With 0 and 1, pixels are their own coefficients.
+      mode: how the array continues outside, by the names of `map_coordinates`: "nearest" as "reflect", and "constant"
+        and "grid-constant" as "mirror".
+      axes: those that are filtered, by default all. Leave out those of channels and of a batch.
+
+    Returns:
+      The coefficients, of input's shape, in its type if that is a complex one or of floats of at least 32 bits. Others
+      become float32, and integers float64 with `jax_enable_x64`.
+
+    Raises:
+      TypeError, ValueError: an argument has a wrong type or an unknown value, or a filtered axis has no pixels.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.array([0.0, 1.0, 4.0, 9.0, 16.0])
+      >>> filtered = jax_dcn.spline_filter(x)
+      >>> jax_dcn.map_coordinates(filtered, [jnp.array([1.0, 2.5])], order=3, mode="mirror", prefilter=False).round(2)
+      Array([1.  , 5.91], dtype=float32)
+    """
+    order = _validation.natural("order", order)
+    _validation.choice("order", order, (*ORDERS, *SPLINE_ORDERS))
+    _check_mode(mode)
+    x = _validation.as_array("input", input)
+    listed = tuple(range(x.ndim)) if axes is None else tuple(axes)
+    filtered = [_validation.index("axes", axis, x.ndim) for axis in listed]
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(*(spline_filter(part, order, mode, axes=axes) for part in (x.real, x.imag)))
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32) if x.dtype in _validation.FLOATS else jnp.result_type(float))
+    if order not in SPLINE_ORDERS:
+        return x
+    if any(x.shape[axis] == 0 for axis in filtered):
+        raise ValueError(f"input must have pixels along each axis for order={order}, got shape {x.shape}")
+    return coefficients(x, order, filtered, mode)
+
+
+def _check_mode(mode: Any) -> None:
+    if mode in SCIPY_NAMES:
+        raise ValueError(f"mode must be {SCIPY_NAMES[mode]!r} for SciPy's {mode!r}")
+    _validation.choice("mode", mode, tuple(MODES))
+
+
 def _of_any_type(
-    x: jax.Array, coordinates: list[jax.Array], order: int, mode: str, cval: ArrayLike, backend: Any
+    x: jax.Array, coordinates: list[jax.Array], order: int, mode: str, cval: ArrayLike, prefilter: bool, backend: Any
 ) -> jax.Array:
     """The samples of x with channels, which are sampled as one or more channels of floats each."""
     encode, decode = _channels_of_floats(x.dtype, order)
     fills: ArrayLike = 0.0
     if not _is_zero(cval):
         fills = encode(jnp.full(x.shape[-1:], _fill(cval, x.dtype)))
-    return decode(_of_floats(encode(x), coordinates, order, mode, fills, backend))
+    return decode(_of_floats(encode(x), coordinates, order, mode, fills, prefilter, backend))
 
 
 def _channels_of_floats(dtype: Any, order: int) -> tuple[Callable[[jax.Array], jax.Array], ...]:
@@ -302,7 +357,7 @@ def _is_zero(value: ArrayLike) -> bool:
 
 
 def _of_floats(
-    x: jax.Array, coordinates: list[jax.Array], order: int, mode: str, cval: ArrayLike, backend: Any
+    x: jax.Array, coordinates: list[jax.Array], order: int, mode: str, cval: ArrayLike, prefilter: bool, backend: Any
 ) -> jax.Array:
     """The samples of x with channels, of a floating type; cval may be one for each channel."""
     if order in SPLINE_ORDERS:
@@ -312,7 +367,7 @@ def _of_floats(
         def sample(found: jax.Array, positions: list[jax.Array], outside: Outside) -> jax.Array:
             return _sample(canonicalize_coordinates(found, positions, order=1, outside=outside), backend)
 
-        return interpolate(x, coordinates, order, mode, cval, sample)
+        return interpolate(x, coordinates, order, mode, cval, prefilter, sample)
     if mode in ("constant", "grid-constant") and not _is_zero(cval):
         # Every pixel outside is one of those that are added around the image.
         frame = [(1, 1)] * len(coordinates) + [(0, 0)]

@@ -8,7 +8,7 @@ distance w / (v + w) from the first, times v + w (Sigg and Hadwiger, Fast Third-
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 import jax
@@ -35,8 +35,9 @@ EXTENSIONS: dict[str, tuple[str, Outside]] = {
 }
 
 
-def coefficients(x: jax.Array, order: int, axes: int, extension: str) -> jax.Array:
-    """The coefficients of the spline through the pixels of x [*sizes, channels]. extension: the mode of jnp.pad."""
+def coefficients(x: jax.Array, order: int, axes: Iterable[int], mode: str) -> jax.Array:
+    """The coefficients of the spline through the pixels of x, along these axes."""
+    extension, _ = EXTENSIONS[mode]
     half = _impulse_response(order)
     half = half[: np.argmax(np.abs(half) < jnp.finfo(x.dtype).eps / 8)]
     reach = len(half) - 1
@@ -44,7 +45,7 @@ def coefficients(x: jax.Array, order: int, axes: int, extension: str) -> jax.Arr
     band = np.zeros((BLOCK, 1, BLOCK + 2 * reach))
     for pixel in range(BLOCK):
         band[pixel, 0, pixel : pixel + 2 * reach + 1] = np.concatenate([half[:0:-1], half])
-    for axis in range(axes):
+    for axis in axes:
         moved = jnp.moveaxis(x, axis, -1)
         size, blocks = moved.shape[-1], -(-moved.shape[-1] // BLOCK)
         rows = jnp.pad(moved.reshape(-1, 1, size), [(0, 0), (0, 0), (reach, reach)], mode=extension)
@@ -110,10 +111,12 @@ def interpolate(
     order: int,
     mode: str,
     cval: ArrayLike,
+    prefilter: bool,
     sample: Callable[[jax.Array, list[jax.Array], Outside], jax.Array],
 ) -> jax.Array:
     """The values of the spline through the pixels of x [*sizes, channels] at coordinates in pixels.
 
+    prefilter: whether x has pixels, and not coefficients.
     sample: the linear samples of coefficients at positions, with what stands for coefficients outside.
     """
     axes, wide = len(coordinates), jnp.promote_types(x.dtype, jnp.float32)
@@ -121,12 +124,15 @@ def interpolate(
     coordinates = [_as_float(one) for one in coordinates]
     beyond = [(one < 0) | (one > size - 1) for one, size in zip(coordinates, x.shape, strict=False)]
     x = x.astype(wide)
-    if mode in ("nearest", "grid-constant"):
+    if mode == "grid-constant":
+        x = x - fill
+    if prefilter and mode in ("nearest", "grid-constant"):
         frame = [(PADDING, PADDING)] * axes + [(0, 0)]
-        x = jnp.pad(x, frame, mode="edge") if mode == "nearest" else jnp.pad(x - fill, frame)
+        x = jnp.pad(x, frame, mode="edge") if mode == "nearest" else jnp.pad(x, frame)
         coordinates = [one + PADDING for one in coordinates]
-    extension, outside = EXTENSIONS[mode]
-    x = coefficients(x, order, axes, extension)
+    if prefilter:
+        x = coefficients(x, order, range(axes), mode)
+    _, outside = EXTENSIONS[mode]
     total = jnp.zeros((), wide)
     for samples in itertools.product(*(pairs(one, order) for one in coordinates)):
         positions, weights = zip(*samples, strict=True)
