@@ -189,14 +189,6 @@ def test_kernels_where_there_are_some():
     assert calls(PLATFORMS) | {*extension.ONLY_ON_CPU} == allowed
 
 
-@pytest.mark.platforms("cpu")
-def test_the_fused_path_cannot_be_requested_for_a_gpu():
-    function, arguments = functools.partial(convolve, backend="fused"), of_convolution(2, 3, 4)
-    assert "dcn_cpu_fused_forward" in exported(function, arguments, ("cpu",)).mlir_module()
-    with pytest.raises(ValueError, match="cannot compute the forward: the fused kernels run on CPUs only"):
-        exported(function, arguments, ("cpu", "cuda"))
-
-
 WITHOUT_KERNELS = """
 import pathlib, sys, jax, numpy as np
 exported = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())

@@ -1,4 +1,4 @@
-"""`find_peaks`, against a loop in numpy and against torch."""
+"""`find_peaks`, against its definition in numpy and SciPy."""
 
 import math
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.ndimage
 from jax import export
 
 import jax_dcn
@@ -15,22 +16,19 @@ find_peaks = jax.jit(jax_dcn.find_peaks, static_argnums=1, static_argnames=("rad
 
 def numpy_peaks(scores, count, radius=1, rounds=0, border=0, min_score=-math.inf):
     """The positions of the peaks, by the definition."""
-    height, width = scores.shape
-    removed, peaks = np.isnan(scores), set()
+
+    def largest(array, outside):
+        return scipy.ndimage.maximum_filter(array, 2 * radius + 1, mode="constant", cval=outside)
+
+    removed, peaks = np.isnan(scores), np.zeros(scores.shape, bool)
     for _ in range(rounds + 1):
-        for row, column in np.ndindex(height, width):
-            window = slice(max(row - radius, 0), row + radius + 1), slice(max(column - radius, 0), column + radius + 1)
-            score = scores[row, column]
-            if not removed[row, column] and score > -math.inf and score >= scores[window][~removed[window]].max():
-                peaks.add((row, column))
-        for row, column in peaks:
-            removed[max(row - radius, 0) : row + radius + 1, max(column - radius, 0) : column + radius + 1] = True
-    inside = {
-        (row, column)
-        for row, column in peaks
-        if border <= row < height - border and border <= column < width - border and scores[row, column] >= min_score
-    }
-    return sorted(map(list, inside), key=lambda at: (-scores[*at], *at))[:count]
+        left = np.where(removed, -math.inf, scores)
+        peaks |= (left > -math.inf) & (left >= largest(left, -math.inf))
+        removed |= largest(peaks, False)
+    is_inside = np.zeros_like(peaks)
+    is_inside[border : len(scores) - border, border : scores.shape[1] - border] = True
+    found = np.argwhere(peaks & is_inside & (scores >= min_score)).tolist()
+    return sorted(found, key=lambda at: (-scores[*at], *at))[:count]
 
 
 def check(scores, count, **options):
@@ -102,27 +100,6 @@ def test_plateaus_and_rounds_by_hand():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_dtypes(dtype):
     check(jnp.asarray(random_map(), dtype), 30, radius=2, rounds=2)
-
-
-@pytest.mark.parametrize("radius", [2, 4])
-def test_simple_nms_of_torch(radius):
-    """As SuperPoint and ALIKED have it."""
-    torch = pytest.importorskip("torch")
-
-    def max_pool(x):
-        return torch.nn.functional.max_pool2d(x, kernel_size=2 * radius + 1, stride=1, padding=radius)
-
-    scores = np.random.default_rng(5).uniform(size=(3, 40, 50)).astype(np.float32)
-    scores[0] = np.round(scores[0] * 8) / 8
-    theirs = torch.tensor(scores)
-    max_mask = theirs == max_pool(theirs)
-    for _ in range(2):
-        supp_mask = max_pool(max_mask.float()) > 0
-        supp_scores = torch.where(supp_mask, torch.zeros_like(theirs), theirs)
-        max_mask = max_mask | ((supp_scores == max_pool(supp_scores)) & ~supp_mask)
-    positions, _, valid = jax_dcn.find_peaks(scores, 2000, radius=radius, rounds=2)
-    for at, is_valid, mask in zip(positions, valid, max_mask, strict=True):
-        assert sorted(at[is_valid].tolist()) == mask.nonzero().tolist()
 
 
 def test_transformations():

@@ -31,17 +31,6 @@ def test_npz(arrays, tmp_path):
     assert_same(interop.load(str(tmp_path / "weights.npz")), arrays)
 
 
-@pytest.mark.parametrize("inside", [None, "state_dict", "model", "params"])
-def test_torch(inside, arrays, tmp_path):
-    torch = pytest.importorskip("torch")
-    tensors = {
-        "conv.weight": torch.nn.Parameter(torch.from_numpy(arrays["conv.weight"])),
-        "conv.bias": torch.arange(3).to(torch.bfloat16),
-    }
-    torch.save({"meta": {"epoch": 12}, inside: tensors} if inside else tensors, tmp_path / "weights.pth")
-    assert_same(interop.load(tmp_path / "weights.pth"), arrays)
-
-
 def test_pickles(arrays, tmp_path):
     """Files of Detectron2, which contain a second state dict."""
     content = {"model": arrays, "averaged": {"conv.weight": 2 * arrays["conv.weight"]}, "best": np.ones(1)}

@@ -61,14 +61,6 @@ def test_coordinates_keep_their_precision_in_half_precision_images():
     assert jax_dcn.psroi_pool(x, rois, output_size=1, sample_per_part=1)[0, 0, 0, 0] == 3000.5 // 2 * 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_pooling_without_offset_is_that_with_zero_offset(backend):
-    x, rois, offset = cast(CASE.operands(), np.float32)
-    plain = {k: v for k, v in dataclasses.asdict(CASE.pooling).items() if k not in ("part_size", "trans_std")}
-    without = jax.jit(lambda: jax_dcn.psroi_pool(x, rois, backend=backend, **plain))()
-    assert_close(without, jax.jit(CASE.with_backend(backend))(x, rois, np.zeros_like(offset)), 1e-6, 1e-6)
-
-
 def test_memory_does_not_grow_with_the_points():
     def temporary_bytes(samples):
         case = PSRoIPool(dataclasses.replace(CASE.pooling, sample_per_part=samples))
