@@ -3,6 +3,9 @@
 import zlib
 
 import numpy as np
+import pytest
+
+from jax_dcn import interop
 
 
 def image(height=64, width=96):
@@ -33,3 +36,9 @@ def assert_same(found, expected):
     for name, array in expected.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
         assert found[name].tobytes() == array.tobytes()
+
+
+def assert_refused(message, path, **options):
+    """Asserts that a checkpoint file is not loaded, with this message."""
+    with pytest.raises(ValueError, match=message):
+        interop.load(path, **options)

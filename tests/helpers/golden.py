@@ -30,6 +30,14 @@ class Golden(NamedTuple):
     gradients: Any
 
 
+def golden(function, kind, arrays, names=None):
+    """The operands, of the named tuple `kind`, have these names in the file, and their gradients the same after "g"."""
+    names = names or kind._fields
+    found = [arrays.get(name) for name in names]
+    gradients = [None if a is None else arrays[f"g{name}"] for a, name in zip(found, names, strict=True)]
+    return Golden(function, kind(*found), arrays["y"], arrays["gy"], kind(*gradients))
+
+
 def convolution(arrays, meta):
     attributes = meta["attrs"]
     keywords = {
@@ -38,21 +46,14 @@ def convolution(arrays, meta):
         "kernel_dilation": tuple(attributes["dilation"]),
         "feature_group_count": attributes["groups"],
     }
-    operands = ConvolutionOperands(*(arrays.get(name) for name in ConvolutionOperands._fields))
-    gradients = ConvolutionOperands(*(arrays.get(f"g{name}") for name in ConvolutionOperands._fields))
     function = functools.partial(jax_dcn.deform_conv2d, **keywords, data_format="NCHW", precision="highest")
-    return Golden(function, operands, arrays["y"], arrays["gy"], gradients)
+    return golden(function, ConvolutionOperands, arrays)
 
 
 def convolution_of(function, arrays, meta):
     """A convolution of signals or volumes, channels last."""
     keywords = {name: meta[name] for name in ("strides", "padding", "kernel_dilation", "feature_group_count")}
-    operands, gradients = (
-        ConvolutionOperands(*(arrays.get(f"{prefix}{name}") for name in ConvolutionOperands._fields))
-        for prefix in ("", "g")
-    )
-    run = functools.partial(function, **keywords, precision="highest")
-    return Golden(run, operands, arrays["y"], arrays["gy"], gradients)
+    return golden(functools.partial(function, **keywords, precision="highest"), ConvolutionOperands, arrays)
 
 
 def ps_roi_pool(arrays, meta):
@@ -62,8 +63,6 @@ def ps_roi_pool(arrays, meta):
     )
     factors = (float(np.float32(attributes[name])) for name in ("spatial_scale", "trans_std"))
     pooling = Pooling(pooled_size, group_size, part_size if part_size[0] else None, samples, *factors)
-    if attributes["no_trans"]:
-        arrays["trans"] = arrays["gtrans"] = None
     return pooled(pooling, arrays)
 
 
@@ -74,10 +73,9 @@ def roi_align(arrays, meta):
 
 
 def pooled(pooling, arrays):
-    operands = PoolingOperands(arrays["x"], arrays["rois"], arrays.get("trans"))
-    gradients = PoolingOperands(arrays["gx"], np.zeros(arrays["rois"].shape), arrays.get("gtrans"))
+    arrays["grois"] = np.zeros(arrays["rois"].shape)
     function = functools.partial(pool, pooling=pooling, data_format="NCHW")
-    return Golden(function, operands, arrays["y"], arrays["gy"], gradients)
+    return golden(function, PoolingOperands, arrays, ("x", "rois", "trans"))
 
 
 def attention(arrays, meta):
@@ -100,16 +98,14 @@ def dcnv4(arrays, meta):
 
 
 def aggregated(function, names, arrays, meta):
-    gradients = [arrays[f"g{names[0]}"], arrays[f"g{names[1]}{rule(meta)}"], arrays[f"g{names[2]}"]]
-    operands = AggregationOperands(*(arrays[name] for name in names))
-    return Golden(function, operands, arrays["y"], arrays["gy"], AggregationOperands(*gradients))
+    arrays[f"g{names[1]}"] = arrays[f"g{names[1]}{rule(meta)}"]
+    return golden(function, AggregationOperands, arrays, names)
 
 
 def grid_sample(arrays, meta):
     keywords = {name: meta[name] for name in ("method", "padding_mode", "align_corners")}
     function = functools.partial(jax_dcn.grid_sample, **keywords)
-    operands, gradients = (SamplingOperands(arrays[f"{g}x"], arrays[f"{g}grid"]) for g in ("", "g"))
-    return Golden(function, operands, arrays["y"], arrays["gy"], gradients)
+    return golden(function, SamplingOperands, arrays, ("x", "grid"))
 
 
 def rule(meta):

@@ -73,21 +73,17 @@ def test_what_onnx_cannot_express():
     def layer(**settings):
         return jax_dcn.nnx.DeformConv(4, 6, 3, **settings, rngs=nnx.Rngs(0))
 
-    with pytest.raises(ValueError, match="image_size must be given with padding='SAME'"):
-        interop.to_onnx(layer())
-    with pytest.raises(ValueError, match="image_size must be given with an offset_limit that is a function"):
-        interop.to_onnx(layer(padding=1, offset_limit=max))
-    with pytest.raises(ValueError, match="neither circular nor negative, got 'CIRCULAR'"):
-        interop.to_onnx(layer(padding="CIRCULAR"), image_size=(8, 8))
-    with pytest.raises(ValueError, match="neither circular nor negative, got -1"):
-        interop.to_onnx(layer(padding=-1))
-    with pytest.raises(ValueError, match=r"image_size must be a positive int or a pair"):
-        interop.to_onnx(layer(), image_size=(8, 8, 3))
-    with pytest.raises(ValueError, match=r"must be those of the layer alone, with a kernel, got layer1.0.weight"):
-        interop.to_onnx(jax_dcn.linen.DeformConv(6, 3), {"params": {"layer1_0": {"kernel": np.ones((3, 3, 4, 6))}}})
-    with pytest.raises(TypeError, match=r"layer must be a DeformConv .* got Linear"):
-        interop.to_onnx(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-    with pytest.raises(TypeError, match="variables must be given"):
-        interop.to_onnx(jax_dcn.linen.DeformConv(6, 3))
-    with pytest.raises(TypeError, match="variables must be None"):
-        interop.to_onnx(layer(), {})
+    def refused(message, *arguments, error=ValueError, **options):
+        with pytest.raises(error, match=message):
+            interop.to_onnx(*arguments, **options)
+
+    refused("image_size must be given with padding='SAME'", layer())
+    refused("image_size must be given with an offset_limit that is a function", layer(padding=1, offset_limit=max))
+    refused("neither circular nor negative, got 'CIRCULAR'", layer(padding="CIRCULAR"), image_size=(8, 8))
+    refused("neither circular nor negative, got -1", layer(padding=-1))
+    refused("image_size must be a positive int or a pair", layer(), image_size=(8, 8, 3))
+    of_linen, others = jax_dcn.linen.DeformConv(6, 3), {"params": {"layer1_0": {"kernel": np.ones((3, 3, 4, 6))}}}
+    refused("must be those of the layer alone, with a kernel, got layer1.0.weight", of_linen, others)
+    refused("layer must be a DeformConv .* got Linear", nnx.Linear(2, 2, rngs=nnx.Rngs(0)), error=TypeError)
+    refused("variables must be given", of_linen, error=TypeError)
+    refused("variables must be None", layer(), {}, error=TypeError)

@@ -10,7 +10,6 @@ import jax_dcn.linen
 import jax_dcn.nnx
 from tests.helpers.layers import (
     ATTENTION,
-    CHANNELS,
     LEVELS,
     QUERIES,
     assert_close,
@@ -74,32 +73,6 @@ def test_locations_of_the_caller(make):
     assert_close(layer.apply(layer.params, query, shared[:, :, 0], value), y)
     with pytest.raises(ValueError, match=r"reference_points must have shape .* with n = .*, got \(2, 4, 2, 8, 4\)"):
         layer.apply(layer.params, query, jnp.tile(locations, 2), value)
-
-
-class Mask:
-    """A mask of another library."""
-
-    def __init__(self, mask):
-        self.mask = mask
-
-    def __jax_array__(self):
-        return jnp.asarray(self.mask)
-
-
-def test_padding():
-    """What stands where value is padded changes nothing, not even by the bias of value_proj."""
-    query, references, value = queries()
-    layer = random_attention(linen_layer, [query, references, value])
-    valid = np.random.default_rng(5).uniform(size=value.shape[:-1]) < 0.7
-    apply = jax.jit(layer.apply)
-    y = apply(layer.params, query, references, value, padding_mask=valid)
-    changed = jnp.where(valid[..., None], value, 99)
-    other = layer.apply(layer.params, query, references, changed, padding_mask=Mask(valid))
-    assert_close(y, other)
-    no_bias = layer.params | {"value_proj": layer.params["value_proj"] | {"bias": jnp.zeros(CHANNELS)}}
-    zeros = jnp.where(valid[..., None], value, 0)
-    masked = apply(no_bias, query, references, value, padding_mask=valid)
-    assert_close(masked, apply(no_bias, query, references, zeros))
 
 
 def test_float64_references_do_not_widen_the_computation():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_dcn import linen
+from tests.helpers.layers import build, linen_layer, queries
 from tests.helpers.operators import EACH_PRIMITIVE, each_operator, loss, pull_back
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -44,27 +44,21 @@ def test_operators(operator):
     assert jax.jit(derivatives).lower(narrow_operands(operator)).as_text()
 
 
-X, QUERY, VALUE = jnp.ones((2, 8, 8, 8)), jnp.ones((2, 5, 8)), jnp.ones((2, 20, 8))
-LEVELS = (4, 4), (2, 2)
-LAYERS = {
-    "DeformConv": (linen.DeformConv, {"features": 4, "kernel_size": 3}, (X,)),
-    "DCNv3": (linen.DCNv3, {"groups": 2, "center_feature_scale": True}, (X,)),
-    "DCNv4": (linen.DCNv4, {"groups": 2, "center_feature_scale": True, "dw_kernel_size": 3}, (X,)),
-    "points": (linen.MultiScaleDeformableAttention, {}, (QUERY, jnp.full((2, 5, 1, 2), 0.5), VALUE)),
-    "boxes": (linen.MultiScaleDeformableAttention, {}, (QUERY, jnp.full((2, 5, 1, 4), 0.5), VALUE)),
-}
+LAYERS = [  # and what the reference points of an attention are
+    ("DeformConv", {}, None),
+    ("DCNv3", {"center_feature_scale": True}, None),
+    ("DCNv4", {"center_feature_scale": True, "dw_kernel_size": 3}, None),
+    *(("MultiScaleDeformableAttention", {}, coordinates) for coordinates in (2, 4)),
+]
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16], ids=str)
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers(name, dtype):
-    kind, options, inputs = LAYERS[name]
-    if kind is linen.MultiScaleDeformableAttention:
-        options = {"features": 8, "num_heads": 2, "num_levels": 2, "spatial_shapes": LEVELS}
-    layer = kind(**options, dtype=dtype)
+@pytest.mark.parametrize("name, arguments, coordinates", LAYERS)
+def test_layers(name, arguments, coordinates, dtype):
+    layer, inputs = build(linen_layer, name, **arguments, dtype=dtype)
+    inputs = queries(coordinates=coordinates) if coordinates else inputs
 
-    def step(key):
-        variables = layer.init(key, *inputs)
-        return jax.grad(lambda variables: layer.apply(variables, *inputs).sum(dtype=jnp.float32))(variables)
+    def loss(params):
+        return layer.apply(params, *inputs).sum(dtype=jnp.float32)
 
-    assert jax.jit(step).lower(jax.random.key(0)).as_text()
+    assert jax.jit(jax.grad(loss)).lower(layer.params).as_text()
