@@ -4,6 +4,7 @@ A message says which argument it is about, what it must be and what it is.
 """
 
 import functools
+import inspect
 import operator
 import re
 from fractions import Fraction
@@ -45,18 +46,13 @@ WRONG_CONVOLUTION = [
     ({"mask": ones((2, 5, 6, 9))}, ValueError, ["mask must", "(2, 5, 6, 18)", "(2, 5, 6, 9)"]),
     ({"strides": 0}, ValueError, ["strides must", "positive", "0"]),
     ({"strides": (1, 2, 3)}, ValueError, ["strides must", "pair", "(1, 2, 3)"]),
-    ({"strides": 1.5}, TypeError, ["strides must", "1.5"]),
-    ({"kernel_dilation": 0}, ValueError, ["kernel_dilation must", "positive", "0"]),
     ({"padding": "FULL"}, ValueError, ["padding must", "'SAME'", "'CIRCULAR'", "'FULL'"]),
     ({"padding": (1, 2, 3)}, ValueError, ["padding must", "(1, 2, 3)"]),
     ({"padding": ((1,), (1, 1))}, ValueError, ["padding must", "((1,), (1, 1))"]),
     ({"padding": None}, TypeError, ["padding must", "None"]),
-    ({"feature_group_count": 0}, ValueError, ["feature_group_count must", "positive", "0"]),
     ({"feature_group_count": 3}, ValueError, ["weight must", "4/3", "feature_group_count=3"]),
     ({"data_format": "NCWH"}, ValueError, ["data_format must", "'NHWC'", "'NCHW'", "'NCWH'"]),
     ({"backend": "cuda"}, ValueError, ["backend must", "'reference'", "'cuda'"]),
-    ({"deterministic": "yes"}, ValueError, ["deterministic must", "'yes'"]),
-    ({"preferred_element_type": "wide"}, TypeError, ["preferred_element_type must", "'wide'"]),
 ]
 ATTENTION = CALLS["multi_scale_deformable_attention"]
 VALUE, LOCATIONS, WEIGHTS, _ = ATTENTION.values()
@@ -65,7 +61,6 @@ UNEVEN = {"points": (1, 3), "sampling_locations": TAPS, "attention_weights": TAP
 WRONG_ATTENTION = [
     ({"value": VALUE[0, 0]}, ValueError, ["value must", "[..., S, M, D]", "(4, 6)"]),
     ({"value": VALUE[:, :25]}, ValueError, ["value must", "26 pixels", "spatial_shapes", "(2, 25, 4, 6)"]),
-    ({"value": [[1.0]]}, TypeError, ["value must", "array", "list"]),
     ({"sampling_locations": LOCATIONS[0]}, ValueError, ["sampling_locations must", "[..., Q, M, L, P, 2]"]),
     ({"sampling_locations": LOCATIONS[:, :, :3]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
     ({"sampling_locations": LOCATIONS[:, :, :, :1]}, ValueError, ["sampling_locations must", "3, 2)", "2 levels"]),
@@ -82,9 +77,6 @@ WRONG_ATTENTION = [
     (UNEVEN | {"points": (1, 2)}, ValueError, ["sampling_locations must", "(2, 5, 4, 3, 2)"]),
     (UNEVEN | {"points": (4,)}, ValueError, ["points must", "2 levels", "(4,)"]),
     (UNEVEN | {"points": (0, 4)}, ValueError, ["points[0] must", "0"]),
-    ({"method": "nearest"}, ValueError, ["method must", "'nearest'"]),
-    ({"deterministic": 1}, ValueError, ["deterministic must", "1"]),
-    ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
 X3, OFFSET3, MASK3 = (CALLS["dcnv3"][name] for name in ("x", "offset", "mask"))
 WRONG_DCNV3 = [
@@ -94,17 +86,11 @@ WRONG_DCNV3 = [
     ({"offset": OFFSET3[..., :34]}, ValueError, ["offset must", "(2, 7, 5, 36)", "9 taps", "(2, 7, 5, 34)"]),
     ({"mask": MASK3[:1]}, ValueError, ["mask must", "(2, 7, 5, 18)", "(1, 7, 5, 18)"]),
     ({"remove_center": True}, ValueError, ["offset must", "8 taps"]),
-    ({"remove_center": 1}, ValueError, ["remove_center must", "1"]),
     ({"remove_center": True, "kernel_size": 1}, ValueError, ["kernel_size must", "(1, 1)"]),
     ({"kernel_size": (2**16, 2**16)}, ValueError, ["kernel_size must", "16777216"]),
-    ({"strides": (1, 0)}, ValueError, ["strides must", "(1, 0)"]),
     ({"kernel_dilation": 2**30}, ValueError, ["kernel_dilation must", "2**31"]),
     ({"padding": "SAME"}, ValueError, ["padding must", "int", "'SAME'"]),
     ({"padding": (1, 2, 3)}, ValueError, ["padding must", "(1, 2, 3)"]),
-    ({"groups": 0}, ValueError, ["groups must", "0"]),
-    ({"offset_scale": float("nan")}, ValueError, ["offset_scale must", "nan"]),
-    ({"offset_scale": "1"}, TypeError, ["offset_scale must", "'1'"]),
-    ({"backend": "cuda"}, ValueError, ["backend must", "'cuda'"]),
 ]
 
 X, ROIS, OFFSET = POOLING.values()
@@ -119,32 +105,21 @@ WRONG_POOLING = [
     ({"offset": OFFSET[..., :5]}, ValueError, ["offset must", "2·classes", "(6, 2, 3, 5)"]),
     ({"offset": jnp.zeros((6, 2, 3, 8))}, ValueError, ["offset", "6 features", "4 classes"]),
     ({"part_size": 3}, ValueError, ["offset must", "part_size=(3, 3)", "(6, 2, 3, 6)"]),
-    ({"output_size": 0}, ValueError, ["output_size must", "0"]),
     ({"output_size": True}, TypeError, ["output_size must", "True"]),
     ({"output_size": np.array(7.0)}, ValueError, ["output_size must", "array(7.)"]),
     ({"output_size": jnp.array([7, 7, 7])}, ValueError, ["output_size must", "[7, 7, 7]"]),
-    ({"group_size": 1.5}, TypeError, ["group_size must", "1.5"]),
-    ({"sample_per_part": -1}, ValueError, ["sample_per_part must", "-1"]),
     ({"sample_per_part": 2**31}, ValueError, ["sample_per_part must", "less than 2**31"]),
-    ({"spatial_scale": "1"}, TypeError, ["spatial_scale must", "'1'"]),
     ({"spatial_scale": True}, TypeError, ["spatial_scale must", "True"]),
     ({"spatial_scale": 0}, ValueError, ["spatial_scale must be a positive number", "0"]),
     ({"spatial_scale": 1e40}, ValueError, ["spatial_scale must be a positive number", "1e+40"]),
     ({"spatial_scale": 1j}, TypeError, ["spatial_scale must", "1j"]),
-    ({"trans_std": float("nan")}, ValueError, ["trans_std must", "nan"]),
     ({"trans_std": jnp.array(jnp.inf)}, ValueError, ["trans_std must", "inf"]),
-    ({"data_format": "NWHC"}, ValueError, ["data_format must", "'NWHC'"]),
-    ({"backend": "cpu"}, ValueError, ["backend must", "'cpu'"]),
 ]
 
 WRONG_ALIGN = [
     ("roi_align", {"sampling_ratio": -1}, ValueError, ["sampling_ratio must be a non-negative int", "-1"]),
-    ("roi_align", {"sampling_ratio": 1.5}, TypeError, ["sampling_ratio must", "1.5"]),
-    ("roi_align", {"aligned": 1}, ValueError, ["aligned must", "1"]),
-    ("roi_align", {"mode": "mean"}, ValueError, ["mode must", "'mean'"]),
     ("roi_align", {"x": zeros((5, 6, 12))}, ValueError, ["x must", "[..., N, H, W, C]"]),
     ("ps_roi_align", {"output_size": 5}, ValueError, ["x's channels", "25 cells of output_size=(5, 5), got 12"]),
-    ("deform_roi_pool", {"gamma": "1"}, TypeError, ["gamma must", "'1'"]),
     ("deform_roi_pool", {"offset": zeros((3, 2, 2, 4))}, ValueError, ["offset must", "(3, 2, 2, 2) ", "output"]),
     ("deform_roi_pool", {"offset": zeros((3, 2, 2))}, ValueError, ["offset must", "[..., R, part, part, 2]"]),
 ]
@@ -153,12 +128,10 @@ WRONG_GRADIENT = [
     ({"cotangent": ones((2, 5, 6, 4))}, ValueError, ["cotangent must", "(2, 5, 6, 6)", "(2, 5, 6, 4)"]),
     ({"cotangent": ones((2, 5, 6, 6), int)}, TypeError, ["cotangent must", "int32"]),
     ({"mask": ones((2, 5, 6, 9))}, ValueError, ["mask must", "(2, 5, 6, 18)", "(2, 5, 6, 9)"]),
-    ({"padding": "FULL"}, ValueError, ["padding must", "'FULL'"]),
 ]
 IMAGES, POINTS = CALLS["grid_sample"].values()
 WRONG_GRID = [
     ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
-    ({"x": IMAGES.astype(int)}, TypeError, ["x must", "float32", "int32"]),
     ({"grid": POINTS[..., :1]}, ValueError, ["grid must", "2 or 3 coordinates", "(2, 7, 1)"]),
     ({"grid": zeros((3, 7, 2))}, ValueError, ["grid must", "leading dimensions (2,) of x, or 1", "(3, 7, 2)"]),
     ({"x": IMAGES[None]}, ValueError, ["grid must", "leading dimensions (1, 2) of x, or 1", "points", "(2, 7, 2)"]),
@@ -166,30 +139,20 @@ WRONG_GRID = [
     ({"grid": POINTS.astype(jnp.bfloat16)}, TypeError, ["grid must", "bfloat16", "grid.astype('float32')"]),
     ({"method": "linear"}, ValueError, ["method must", "'bilinear'", "'linear'"]),
     ({"method": "bicubic", "x": zeros((2, 4, 5, 6, 3)), "grid": zeros((2, 7, 3))}, ValueError, ["method", "'bicubic'"]),
-    ({"padding_mode": "edge"}, ValueError, ["padding_mode must", "'border'", "'edge'"]),
-    ({"align_corners": 1}, ValueError, ["align_corners must", "1"]),
-    ({"data_format": "NHCW"}, ValueError, ["data_format must", "'NCHW'", "'NHCW'"]),
     ({"data_format": "NDHWC"}, ValueError, ["data_format must", "2 axes", "'NDHWC'"]),
-    ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
 WRONG_RESIZE = [
     ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
     ({"x": IMAGES[0, 0], "data_format": "NCHW"}, ValueError, ["x must", "[..., C, H, W]", "(6, 3)"]),
-    ({"x": IMAGES.astype(jnp.uint8)}, TypeError, ["x must", "float32", "uint8"]),
     ({"size": (7, 0)}, ValueError, ["size must", "positive", "(7, 0)"]),
-    ({"size": 2.0}, TypeError, ["size must", "2.0"]),
     ({"method": "nearest"}, ValueError, ["method must", "'bicubic'", "'nearest'"]),
-    ({"align_corners": None}, ValueError, ["align_corners must", "None"]),
     ({"data_format": "NDHWC"}, ValueError, ["data_format must", "'NCHW'", "'NDHWC'"]),
-    ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
 ]
 WRONG_MAP = [
-    ({"input": [[1.0]]}, TypeError, ["input must", "array", "list"]),
     ({"input": ones((1, 5, 6, 7))}, ValueError, ["coordinates must", "each axis of input", "2", "(1, 5, 6, 7)"]),
     ({"coordinates": zeros((4, 3)), "input": ones((2, 2, 2, 2))}, ValueError, ["coordinates must", "at most 3", "4"]),
     ({"coordinates": [zeros(3), zeros(3, jnp.float16)]}, TypeError, ["coordinates[1] must", "float16"]),
     ({"batch_dims": 1}, ValueError, ["coordinates must", "batch_dims=1", "2", "(5, 6)"]),
-    ({"batch_dims": -1}, ValueError, ["batch_dims must", "-1"]),
     ({"batch_dims": 1, "input": ones((2, 5, 6))}, ValueError, ["coordinates must", "(2,) of input, or 1", "(3,)"]),
     ({"batch_dims": 2, "input": ones((1, 2, 5, 6))}, ValueError, ["coordinates must", "(1, 2) of input", "(3,)"]),
     ({"order": 6}, ValueError, ["order must", "0, 1", "6"]),
@@ -241,21 +204,17 @@ WRONG_VOLUMES = [
 WRONG_OTHERS = [
     ("nms", {"boxes": zeros((5, 3))}, ValueError, ["boxes must", "[..., N, 4]", "(5, 3)"]),
     ("nms", {"boxes": zeros((5, 4), "float16")}, TypeError, ["boxes must", "float32", "pass float32"]),
-    ("nms", {"boxes": [[0, 0, 1, 1]]}, TypeError, ["boxes must", "array"]),
     ("nms", {"scores": zeros((2, 5))}, ValueError, ["scores must", "(5,)", "one per box"]),
     ("nms", {"scores": zeros(5, int)}, TypeError, ["scores must", "float16"]),
     ("nms", {"iou_threshold": 1.5}, ValueError, ["iou_threshold must", "from 0 to 1", "1.5"]),
     ("nms", {"iou_threshold": float("nan")}, ValueError, ["iou_threshold must", "finite", "nan"]),
-    ("nms", {"max_outputs": 0}, ValueError, ["max_outputs must", "positive", "0"]),
     ("nms", {"classes": zeros(5)}, TypeError, ["classes must", "integer", "float32"]),
     ("nms", {"classes": zeros(4, int)}, ValueError, ["classes must", "(5,)", "(4,)"]),
     ("fpn_levels", {"boxes": zeros((2, 5))}, ValueError, ["boxes must", "[..., 4]", "(2, 5)"]),
-    ("fpn_levels", {"num_levels": 0}, ValueError, ["num_levels must", "positive", "0"]),
     ("fpn_levels", {"canonical_size": 0}, ValueError, ["canonical_size must", "positive", "0"]),
     ("fpn_levels", {"min_level": "2"}, TypeError, ["min_level must", "finite", "'2'"]),
     ("find_peaks", {"scores": zeros(5)}, ValueError, ["scores must", "[..., H, W]", "(5,)"]),
     ("find_peaks", {"scores": zeros((5, 5), int)}, TypeError, ["scores must", "float16"]),
-    ("find_peaks", {"count": 0}, ValueError, ["count must", "positive", "0"]),
     ("find_peaks", {"radius": 1.5}, TypeError, ["radius must", "positive", "1.5"]),
     ("find_peaks", {"rounds": -1}, ValueError, ["rounds must", "non-negative", "-1"]),
     ("find_peaks", {"border": (1, 2)}, ValueError, ["border must", "non-negative", "(1, 2)"]),
@@ -309,6 +268,28 @@ IDS = [f"{name}-{','.join(wrong)}-{k}" for k, (name, wrong, *_) in enumerate(WRO
 def test_errors_name_the_argument(name, wrong, error, words):
     with pytest.raises(error, match=saying(words)):
         trace(name, **wrong)
+
+
+# A wrong value of each argument that has the same check in every function that takes it.
+BAD = dict.fromkeys(("backend", "data_format", "padding", "method", "mode", "padding_mode", "offset_scale"), "other")
+BAD |= dict.fromkeys(("deterministic", "aligned", "align_corners", "remove_center"), 1)
+BAD |= dict.fromkeys(("strides", "kernel_dilation", "output_size", "size", "group_size", "sample_per_part"), 0)
+BAD |= dict.fromkeys(("feature_group_count", "groups", "max_outputs", "num_levels", "count", "spatial_scale"), 0)
+BAD |= dict.fromkeys(("sampling_ratio", "batch_dims"), -1) | dict.fromkeys(("trans_std", "gamma"), np.nan)
+BAD |= dict.fromkeys(("preferred_element_type", "kernel_size"), 1.5)
+BAD |= dict.fromkeys(("x", "value", "input", "offset", "mask", "weight", "rois", "grid", "boxes", "scores"), (1.0,))
+
+
+def options_of(name):
+    """The names of a function's arguments; the gradients of the convolution pass its own on."""
+    names = inspect.signature(getattr(jax_dcn, name)).parameters
+    return [*names, *(options_of("deform_conv2d") if "options" in names else [])]
+
+
+@pytest.mark.parametrize("name, argument", [(name, one) for name in CALLS for one in options_of(name) if one in BAD])
+def test_wrong_values_of_shared_arguments(name, argument):
+    with pytest.raises((TypeError, ValueError), match=f"{argument} must "):
+        trace(name, **{argument: BAD[argument]})
 
 
 def test_the_good_arguments_are_good():
