@@ -132,9 +132,9 @@ def loss(function, operands):
     return jnp.sin(function(*operands)).sum()
 
 
-def alike(spec, *names):
-    """The specs of operands that are sharded alike."""
-    return dict.fromkeys(names, spec)
+def alike(what, *names):
+    """The specs of operands that are sharded alike, or their kernels."""
+    return dict.fromkeys(names, what)
 
 
 def split(name, case, result, summed=(), lead=(), **specs):
@@ -175,12 +175,7 @@ def _convolution():
         small=small,
         smooth=small.smooth_operands(),
         forward="dcn_sample",
-        kernels={
-            "x": "dcn_cpu_x_cotangent",
-            "offset": "dcn_offset_cotangent",
-            "weight": "dcn_sample",
-            "mask": "dcn_offset_cotangent",
-        },
+        kernels={"x": "dcn_cpu_x_cotangent", "weight": "dcn_sample", **alike("dcn_offset_cotangent", "offset", "mask")},
         splits=(
             split("images", plain, IMAGES, PARAMETERS, **alike(IMAGES, *DATA)),
             split("images_over_both_axes", plain, both_axes, PARAMETERS, **alike(both_axes, *DATA)),
@@ -229,12 +224,8 @@ def _convolution_of_volumes():
         small=small,
         smooth=small.smooth_operands(),
         forward="dcn_sampling",
-        kernels={
-            "x": "dcn_sampling_x_cotangent",
-            "offset": "dcn_sampling_locations_cotangent",
-            "weight": "dcn_sampling",
-            "mask": "dcn_sampling",
-        },
+        kernels={"x": "dcn_sampling_x_cotangent", "offset": "dcn_sampling_locations_cotangent"}
+        | alike("dcn_sampling", "weight", "mask"),
         splits=(
             split("images", case, IMAGES, PARAMETERS, **alike(IMAGES, *DATA)),
             split("planes", case, planes, ("x", *PARAMETERS), offset=planes, mask=planes),

@@ -98,9 +98,18 @@ def grid_sample(img, grid):
 
 
 class Case(NamedTuple):
-    plain: Callable[..., jax.Array]
-    call: Callable[..., jax.Array]  # of a function like the plain one and the arrays
+    call: Callable[..., jax.Array]  # of a function and the arrays
     arrays: list[np.ndarray]
+
+
+def after_first(*given: Any) -> Callable[..., jax.Array]:
+    """A call that passes what is given between the first array and the others."""
+    return lambda function, first, *others: function(first, *given, *others)
+
+
+def before_last(*given: Any) -> Callable[..., jax.Array]:
+    """A call that passes what is given after the arrays."""
+    return lambda function, *arrays: function(*arrays, *given)
 
 
 def cases() -> dict[str, Case]:
@@ -109,59 +118,40 @@ def cases() -> dict[str, Case]:
     value = random.normal(size=(2, sum(PIXELS), HEADS, CHANNELS))
     locations = random.uniform(-0.2, 1.2, (2, QUERIES, HEADS, 2, 3, 2))
     weights = random.uniform(size=(2, QUERIES, HEADS, 6))
-    few, of_few = locations.reshape(2, QUERIES, HEADS, 6, 2)[..., : sum(POINTS), :], weights[..., : sum(POINTS)]
+    of_head = value.transpose(0, 2, 3, 1)
+    few = [value, locations.reshape(2, QUERIES, HEADS, 6, 2)[..., : sum(POINTS), :], weights[..., : sum(POINTS)]]
     by_point = random.uniform(-0.2, 1.2, (4, 2, 3 * QUERIES, 2))
     boxes = np.array([[0.31, 0.2, 5.14, 3.3], [-1.43, 1.7, 2.2, 6.1], [2.1, 1.2, 2.9, 1.63]])
 
-    def keras_hub(method) -> Callable[..., jax.Array]:
+    def keras_hub(method: str) -> Case:
         rest = POINTS, PIXELS, SHAPES, len(SHAPES), QUERIES, method
-        return lambda function, *arrays: function(arrays[0], jnp.array(SHAPES), *arrays[1:], *rest)
+        return Case(lambda function, value, *taps: function(value, jnp.array(SHAPES), *taps, *rest), few)
+
+    def by_name(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+        named = dict(zip(("values", "sampling_locations", "attn_weights"), arrays, strict=True))
+        return function(**named, shapes=tuple(SHAPES), use_remat=True, mode="auto")
+
+    def of_images(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+        return jax.vmap(function, in_axes=(0, 0, None, None))(*arrays, 3, 2)
 
     return {
-        "ms_deform_attn_core": Case(
-            ms_deform_attn_core,
-            lambda function, *arrays: function(arrays[0], SHAPES, *arrays[1:]),
-            [value.transpose(0, 2, 3, 1), locations, weights],
-        ),
+        "ms_deform_attn_core": Case(after_first(SHAPES), [of_head, locations, weights]),
         "one level": Case(
-            ms_deform_attn_core,
-            lambda function, *arrays: function(arrays[0], SHAPES[:1], *arrays[1:]),
-            [value[:, : PIXELS[0]].transpose(0, 2, 3, 1), locations[:, :, :, :1], weights[..., :3]],
+            after_first(SHAPES[:1]), [of_head[..., : PIXELS[0]], locations[:, :, :, :1], weights[..., :3]]
         ),
         "ms_deform_attn_core_variable": Case(
-            ms_deform_attn_core_variable,
-            lambda function, *arrays: function(arrays[0], SHAPES, *arrays[1:], POINTS),
-            [value, few, of_few],
+            lambda function, value, *taps: function(value, SHAPES, *taps, POINTS), few
         ),
-        "bilinear_sample": Case(
-            bilinear_sample, lambda function, *arrays: function(*arrays, SHAPES), [value, locations]
-        ),
-        "multi_scale_deformable_attention_v2": Case(
-            multi_scale_deformable_attention_v2, keras_hub("default"), [value, few, of_few]
-        ),
-        "discrete": Case(multi_scale_deformable_attention_v2, keras_hub("discrete"), [value, few, of_few]),
+        "bilinear_sample": Case(before_last(SHAPES), [value, locations]),
+        "multi_scale_deformable_attention_v2": keras_hub("default"),
+        "discrete": keras_hub("discrete"),
         "deform_attn_sampling_fn": Case(
-            deform_attn_sampling_fn,
-            lambda function, *arrays: function(
-                values=arrays[0],
-                sampling_locations=arrays[1],
-                attn_weights=arrays[2],
-                shapes=tuple(SHAPES),
-                use_remat=True,
-                mode="auto",
-            ),
-            [random.normal(size=(4, sum(PIXELS), CHANNELS)), by_point, random.uniform(size=(4, QUERIES, 6))],
+            by_name, [random.normal(size=(4, sum(PIXELS), CHANNELS)), by_point, random.uniform(size=(4, QUERIES, 6))]
         ),
         "_roi_align_einsum": Case(
-            _roi_align_einsum,
-            lambda function, *arrays: jax.vmap(function, in_axes=(0, 0, None, None))(*arrays, 3, 2),
-            [random.normal(size=(2, 4, 6, CHANNELS)), np.stack([boxes, boxes + 0.13])],
+            of_images, [random.normal(size=(2, 4, 6, CHANNELS)), np.stack([boxes, boxes + 0.13])]
         ),
-        "grid_sample": Case(
-            grid_sample,
-            lambda function, *arrays: function(*arrays),
-            [random.normal(size=(3, 4, 6, 1)), random.uniform(-1.5, 7, (3, 5, 5, 2))],
-        ),
+        "grid_sample": Case(before_last(), [random.normal(size=(3, 4, 6, 1)), random.uniform(-1.5, 7, (3, 5, 5, 2))]),
     }
 
 
