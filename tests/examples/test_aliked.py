@@ -128,29 +128,6 @@ def test_golden_files_in_float32(path):
 
 
 @is_published
-@pytest.mark.parametrize("name", ["aliked-n16", "aliked-n16rot", "aliked-n32"])
-def test_other_models_beside_their_code(name, x64):
-    torch, published_code = torch_code()
-    conf = {"model_name": name, "max_num_keypoints": COUNT, "detection_threshold": -1, "nms_radius": 2}
-    pixels = golden(GOLDEN[0])[0]["image"][None] / 255
-    theirs = published_code.ALIKED(**conf).double().eval()
-    corners = np.array([[[0.0, 0.0], [127.0, 95.0], [1.5, 94.0]]])  # whose patches are clipped
-    with torch.no_grad():
-        images = torch.tensor(pixels).permute(0, 3, 1, 2)
-        expected, (features, _) = theirs({"image": images}), theirs.extract_dense_map(images)
-        (described,), _ = theirs.desc_head(features, torch.tensor(2 * corners / [127, 95] - 1))
-    model, variables = load(published(name))
-    found = jax.jit(model.apply, static_argnums=2)(in_float64(variables), pixels, COUNT)
-    features = features.permute(0, 2, 3, 1).numpy()
-    assert_allclose(
-        model.apply(in_float64(variables), features, corners, method="describe")[0][0], described, atol=1e-9
-    )
-    assert_allclose(found.points.positions, expected["keypoints"], atol=1e-9)
-    assert_allclose(found.points.scores, expected["keypoint_scores"], atol=1e-9)
-    assert_allclose(found.descriptors, expected["descriptors"], atol=1e-9)
-
-
-@is_published
 def test_lightglue_beside_its_code(x64):
     """Also with fewer keypoints in one image, which are padded here."""
     torch, published_code = torch_code()

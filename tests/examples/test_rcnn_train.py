@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -17,8 +16,6 @@ from PIL import Image
 
 from examples.library.boxes import Boxes
 from examples.library.coco import open_image, read
-from examples.library.loop import Options
-from examples.library.training import Task, train
 from examples.rcnn import RCNN, Config, weights
 from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
@@ -27,8 +24,8 @@ from examples.rcnn.config import ObjectLimits
 from examples.rcnn.detector import Detections
 from examples.rcnn.images import resize, resized_size
 from examples.rcnn.roi_heads import pool
-from examples.rcnn.train import RECIPE, Loss, parse
 from examples.rcnn.train import main as command
+from examples.rcnn.train import parse
 from jax_dcn import interop
 from tests.helpers import coco, mask_rcnn
 
@@ -213,21 +210,6 @@ def test_bfloat16(state):
     assert low_features[0].dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(low_anchors)} == {jnp.dtype("float32")}
     assert_allclose(low_anchors.logits[0], anchors.logits[0], atol=0.05 * np.abs(anchors.logits[0]).max())
-
-
-@pytest.mark.thorough
-def test_two_devices_do_what_one_does(digits_folder, state, tmp_path):
-    dataset = read(digits_folder / "train.json", digits_folder / "train", masks=True)
-    model = RCNN(weights.config_of(state))
-    model, variables = weights.adapt(model, weights.fill(model, state), dataset.names, jax.random.key(0))
-    recipe = replace(RECIPE, steps=2, warmup=0, learning_rate=0.001)
-    batches = partial(training_batches, dataset, Loading((64, 64), batch_size=2, objects=10))
-
-    def losses(count):
-        options = Options(devices=jax.devices()[:count])
-        return train(Task(recipe, variables, Loss(model, 16), batches), tmp_path / f"{count}", options).losses
-
-    assert_allclose(losses(2), losses(1), rtol=1e-3)
 
 
 @pytest.mark.thorough
