@@ -12,8 +12,8 @@ from examples import hgnet
 from examples.resnet.model import STAGES, Layout
 
 from . import vit
-from .distributions import Distribution
 from .layers import ACTIVATIONS
+from .losses import Distribution
 
 TIMM_DEPTHS = {f"resnet{depth}": stages for depth, stages in STAGES.items()}
 TIMM_BASIC_DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}

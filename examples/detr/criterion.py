@@ -15,8 +15,7 @@ import optax
 
 from .decoder import Detections, Outputs, Predictions
 from .denoising import Denoising
-from .distributions import Distribution, distillation, fine_grained_localisation
-from .losses import box_losses, box_quality, iou_aware, varifocal
+from .losses import Distribution, box_losses, box_quality, distillation, fine_grained_localisation, iou_aware, varifocal
 from .matching import Targets, match
 
 # Settings in a config.json of transformers' own losses, and their defaults there. They have no effect on these losses.

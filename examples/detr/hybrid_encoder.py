@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.library.convolution import square
-from examples.library.normalization import BatchNorm
+from examples.library.layers import BatchNorm, square
 
 from .config import RTDetrConfig
 from .layers import ACTIVATIONS, EncoderLayer, LayerOptions, SelfAttention

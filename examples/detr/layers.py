@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype
 
-from examples.library.activation import relu
+from examples.library.layers import relu
 
 ACTIVATIONS = {"relu": relu, "silu": nn.silu, "swish": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
 

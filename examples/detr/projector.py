@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.convolution import Doubled, from_windows, square
+from examples.library.layers import Doubled, from_windows, square
 
 from .config import LwDetrConfig, RfDetrConfig
 from .hybrid_encoder import ConvNorm

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import jax_dcn
-from examples.library.convolution import Conv
+from examples.library.layers import Conv
 
 from .layers import FeedForward, LayerOptions, SelfAttention
 

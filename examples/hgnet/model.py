@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.activation import relu
-from examples.library.convolution import square
-from examples.library.normalization import BatchNorm, FrozenBatchNorm
-from examples.library.pooling import max_pool
+from examples.library.layers import BatchNorm, FrozenBatchNorm, max_pool, relu, square
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ from examples.resnet import Layout, ResNet
 from examples.resnet.model import STAGES
 from jax_dcn import nms
 
-from .anchors import decode
 from .config import Config, ObjectLimits
-from .fpn import FPN
 from .images import normalise, paste, resize, resized_size
-from .roi_heads import RoIHead
-from .rpn import RPNHead, propose, take
+from .roi_heads import FPN, RoIHead
+from .rpn import RPNHead, decode, propose, take
 
 
 class Detections(NamedTuple):

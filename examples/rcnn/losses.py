@@ -10,12 +10,11 @@ import optax
 from examples.library.boxes import Boxes
 from jax_dcn import roi_align
 
-from .anchors import encode
 from .assign import NEGATIVE, UNUSED, Samples, sample_anchors, sample_regions
 from .config import ANCHORS, Selection
 from .detector import RCNN
 from .roi_heads import MASK_BINS
-from .rpn import AnchorPredictions, propose, take
+from .rpn import AnchorPredictions, encode, propose, take
 
 
 class Batch(NamedTuple):

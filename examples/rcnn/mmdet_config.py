@@ -10,8 +10,8 @@ from typing import Any
 
 from examples.library.files import shortened
 
-from .anchors import STRIDES
 from .roi_heads import BOX_BINS, MASK_BINS, POOLED_LEVELS
+from .rpn import STRIDES
 
 
 class Only(tuple):

@@ -1,4 +1,4 @@
-"""The heads that classify regions, refine their boxes and predict the masks of objects."""
+"""The feature pyramid (Lin et al., arXiv 1612.03144) and the heads that find classes, boxes and masks in regions."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,14 +8,45 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.activation import relu
 from examples.library.boxes import Boxes
-from examples.library.convolution import Doubled, from_windows
+from examples.library.layers import Doubled, from_windows, relu, square
 from jax_dcn import fpn_levels, roi_align
 
-from .anchors import STRIDES
 from .config import Config
-from .fpn import ConvModule
+from .rpn import STRIDES
+
+
+class ConvModule(nn.Module):
+    """A convolution inside a module of its own, as mmcv names it."""
+
+    features: int
+    size: int
+    dtype: Dtype | None = None
+
+    def setup(self):
+        self.conv = square(self.features, self.size, dtype=self.dtype)
+
+    def __call__(self, x):
+        return self.conv(x)
+
+
+class FPN(nn.Module):
+    """Features of stride 4, 8, 16 and 32, each half as large as the one before, to features of stride 4 to 64."""
+
+    features: int
+    dtype: Dtype | None = None
+
+    def setup(self):
+        self.lateral_convs = [ConvModule(self.features, 1, self.dtype) for _ in range(4)]
+        self.fpn_convs = [ConvModule(self.features, 3, self.dtype) for _ in range(4)]
+
+    def __call__(self, features: Sequence[jax.Array]) -> list[jax.Array]:
+        merged = [conv(feature) for conv, feature in zip(self.lateral_convs, features, strict=True)]
+        for level in reversed(range(3)):
+            merged[level] += merged[level + 1].repeat(2, 1).repeat(2, 2)
+        pyramid = [conv(feature) for conv, feature in zip(self.fpn_convs, merged, strict=True)]
+        return [*pyramid, pyramid[-1][:, ::2, ::2]]
+
 
 POOLED_LEVELS = 4  # the coarsest features only propose
 BOX_BINS, MASK_BINS = 7, 14

@@ -13,10 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.activation import relu
-from examples.library.convolution import Conv
-from examples.library.normalization import BatchNorm, FrozenBatchNorm
-from examples.library.pooling import max_pool
+from examples.library.layers import BatchNorm, Conv, FrozenBatchNorm, max_pool, relu
 from jax_dcn.linen import DeformConv
 
 # The normalisation of images in RGB, of ImageNet's, that mmdet's models of this form are trained with.

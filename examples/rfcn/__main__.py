@@ -20,9 +20,9 @@ from examples.library.trainer import ending
 from examples.library.training import train
 
 from . import evaluate, scenes
+from .losses import RECIPE, task_of
 from .model import RFCN, detect
 from .pictures import draw
-from .train import RECIPE, task_of
 
 # Whether the convolutions of the last stage, and the pooling, are deformable.
 VARIANTS = {

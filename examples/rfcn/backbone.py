@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.library.activation import relu
-from examples.library.convolution import Conv
+from examples.library.layers import Conv, relu
 from jax_dcn.linen import DeformConv
 
 STRIDE = 8

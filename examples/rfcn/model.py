@@ -11,9 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.library.activation import relu
 from examples.library.boxes import Boxes, clip, decode
-from examples.library.convolution import Conv
+from examples.library.layers import Conv, relu
 from jax_dcn import nms, psroi_pool
 from jax_dcn.linen import DeformPSRoIPool
 

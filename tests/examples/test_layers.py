@@ -13,9 +13,7 @@ from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 
 from examples.detr.layers import LayerNorm, LayerOptions, SelfAttention
-from examples.library.convolution import Conv
-from examples.library.normalization import BatchNorm, sums_apart, sums_together
-from examples.library.pooling import max_pool
+from examples.library.layers import BatchNorm, Conv, max_pool, sums_apart, sums_together
 from tests.helpers.slow import slow
 
 pytestmark = pytest.mark.platforms("cpu")

@@ -12,13 +12,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from examples.library.boxes import Boxes
 from examples.library.coco import read
 from examples.rcnn import RCNN, coco, fill
-from examples.rcnn.anchors import STRIDES
 from examples.rcnn.assign import NEGATIVE, UNUSED, assign, sample, sample_regions
 from examples.rcnn.config import ANCHORS, Config, ObjectLimits, Proposals
 from examples.rcnn.detector import Detections, in_image
 from examples.rcnn.images import resize
 from examples.rcnn.losses import Batch, anchor_losses, region_losses
-from examples.rcnn.rpn import propose
+from examples.rcnn.rpn import STRIDES, propose
 from examples.rcnn.weights import check_names, config_of
 from examples.resnet import MEAN
 from examples.rfcn import scenes

@@ -6,9 +6,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from examples.rcnn import Config, load, weights
-from examples.rcnn.anchors import anchors
 from examples.rcnn.config import with_settings
 from examples.rcnn.mmdet_config import settings_of
+from examples.rcnn.rpn import anchors
 from examples.rcnn.weights import check_names, renamed, save
 from tests.helpers import mask_rcnn
 

@@ -21,8 +21,7 @@ from examples.library.training import first_state, train_step
 from examples.rfcn import __main__ as command
 from examples.rfcn import evaluate, losses, model, scenes
 from examples.rfcn.backbone import locations
-from examples.rfcn.losses import assign
-from examples.rfcn.train import RECIPE, task_of
+from examples.rfcn.losses import RECIPE, assign, task_of
 
 TINY = partial(model.RFCN, widths=(8, 8, 16, 16), blocks=(1, 1, 1))
 
