@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from examples.library.command_line import Parser
+from examples.library.command_line import COUNT, Parser
 from examples.library.files import naming, packaged, replaced
 from examples.library.photographs import opened
 from examples.library.precision import corners_to_sides
@@ -103,10 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     parser = Parser("python -m examples.trees", __doc__, compiles=False)
     parser.add_argument("out", type=Path, help="the folder to write to")
-    parser.add_argument("--side", type=int, default=400, help="of the tiles, at most, in pixels (%(default)s)")
+    parser.add_argument("--side", type=COUNT, default=400, help="of the tiles, at most, in pixels (%(default)s)")
     options = parser.parse_args(arguments)
-    if options.side < 1:
-        parser.error(f"--side must be positive, got {options.side}")
     if (options.out / "images").exists():
         parser.error(f"OUT must have no images yet, but has {options.out / 'images'}")
     with parser.reporting():

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples.library.command_line import Parser
+from examples.library.command_line import COUNT, FRACTION, Parser
 from examples.library.files import replaced
-from examples.library.objects import check_picture, checked_threshold, pictures
+from examples.library.objects import check_picture, pictures
 
 from .homographies import TOLERANCE, Counts, evaluate, random_homography, warp
 from .images import Picture, read
@@ -46,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("images", type=Path, nargs="*", help="two photographs, or a folder of them")
     add("--warp", type=Path, metavar="PHOTOGRAPH", help="a photograph that is matched with views of itself")
-    add("--views", type=int, help=f"the number of views ({VIEWS})")
+    add("--views", type=COUNT, help=f"the number of views ({VIEWS})")
     add_model(parser)
-    add("--count", type=int, default=1024, help="the largest number of keypoints in a photograph (%(default)s)")
-    add("--threshold", type=float, default=0.2, help="the lowest score of a keypoint (%(default)s)")
+    add("--count", type=COUNT, default=1024, help="the largest number of keypoints in a photograph (%(default)s)")
+    add("--threshold", type=FRACTION, default=0.2, help="the lowest score of a keypoint (%(default)s)")
     matcher_help = "by default LightGlue, or nearest neighbours for weights with other than 128 features"
     add("--matcher", choices=("lightglue", "nearest"), help=matcher_help)
     add("--out", type=Path, help=f"the picture, by default {PICTURE}, or the folder of .npz files, by default found")
@@ -79,8 +79,6 @@ def check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("two photographs, one folder, or --warp with one photograph must be given")
     if len(paths) == 1 and not paths[0].is_dir():
         parser.error(f"one argument must be a folder, got {paths[0]}, which is none")
-    if options.count < 1 or (options.views is not None and options.views < 1):
-        parser.error(f"--count and --views must be positive, got {options.count} and {options.views}")
     if options.views and not options.warp:
         parser.error("--views must be given with --warp")
     if options.out and options.warp:
@@ -92,7 +90,6 @@ def check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"--out must be none of the photographs, got {out}")
     if len(paths) == 2:
         check_picture(parser, "--out", out)
-    checked_threshold(parser, options)
 
 
 def matcher_of(options: argparse.Namespace, model: Aliked) -> Match:

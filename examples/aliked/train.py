@@ -20,11 +20,11 @@ import optax
 
 from examples.library import trainer
 from examples.library.batches import ahead
-from examples.library.command_line import Parser
+from examples.library.command_line import COUNT, Parser
 from examples.library.files import digest, digest_of_json
 from examples.library.loop import Options
 from examples.library.objects import pictures
-from examples.library.options import COUNT, add_recipe, add_run, check_run, chosen_recipe
+from examples.library.options import add_recipe, add_run, check_run, chosen_recipe
 from examples.library.recipe import Recipe
 from examples.library.training import Results, Task, train
 

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from examples.library.detecting import make_parser, run
-from examples.library.objects import Objects, checked_threshold
-from examples.library.precision import check_finite
+from examples.library.objects import Objects
 
 from .evaluate import Detector, find
 from .weights import load
@@ -27,18 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checkpoint_help = "a folder with config.json and model.safetensors"
     parser = make_parser("python -m examples.detr", __doc__, checkpoint_help)
     options = parser.parse_args(arguments)
-    threshold = checked_threshold(parser, options)
 
     with parser.reporting():
         checkpoint = load(options.checkpoint)
         detector = Detector.of(checkpoint)
 
-        def detect(image, name):
+        def detect(image):
             found = find(detector, checkpoint.variables, *checkpoint.processor(image))
             scores, labels, boxes = (part[0] for part in jax.device_get(found[:3]))
-            check_finite(name, scores, boxes)
-            shown = scores > threshold
-            return Objects(scores[shown], labels[shown], boxes[shown] * np.tile(image.size, 2))
+            return Objects(scores, labels, boxes * np.tile(image.size, 2))
 
         run(options, detect, checkpoint.labels)
 

@@ -76,19 +76,9 @@ def evaluated(
     """COCO's AP, AP50 and AP75, and AP of each class, on all images of a data set, which the processes share."""
 
     def results(image, found):
-        info = dataset.annotations.imgs[image]
-        precision.check_finite(info["file_name"], found[0], found[2])
-        size = np.array([info["width"], info["height"]] * 2)
-        return [
-            {
-                "image_id": image,
-                "category_id": dataset.categories[label],
-                "score": float(score),
-                "bbox": precision.corners_to_sides(box * size),
-            }
-            for score, label, box in zip(*found, strict=True)
-            if dataset.categories[label] is not None  # a class that the annotations have
-        ]
+        info, (scores, labels, boxes) = dataset.annotations.imgs[image], found
+        boxes = boxes * np.array([info["width"], info["height"]] * 2)
+        return [one for _, one in dataset.results(image, scores, labels, boxes)]
 
     return loading.evaluated(
         evaluation_batches(dataset, processor, settings),

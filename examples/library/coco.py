@@ -4,7 +4,7 @@ import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,6 +88,19 @@ class Dataset(NamedTuple):
     def labels(self, objects: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The classes of objects, int32 [n]."""
         return np.array([self.categories.index(one["category_id"]) for one in objects], np.int32)
+
+    def results(self, image: int, scores: Any, labels: Any, boxes: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The number, and the result in COCO's format, of each object that was found in an image, with a score above 0,
+        of a class that the annotations have. Raises NotFiniteError for an object of whatever class.
+
+        scores [n], labels [n], and boxes [n, 4] as (x0, y0, x1, y1) in pixels of the image.
+        """
+        precision.check_finite(self.annotations.imgs[image]["file_name"], scores, boxes)
+        for number, (score, label, box) in enumerate(zip(scores, labels, boxes, strict=True)):
+            category = self.categories[int(label)]
+            if score > 0 and category is not None:
+                found = {"image_id": image, "category_id": category, "score": float(score)}
+                yield number, found | {"bbox": precision.corners_to_sides(box)}
 
     def with_classes(self, names: Sequence[str]) -> "Dataset":
         """The data for a model with these classes, which are matched by their names.

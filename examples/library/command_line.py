@@ -107,6 +107,9 @@ def number(kind: type, low: float = 0, high: float = math.inf) -> Callable[[str]
     return converted
 
 
+COUNT, FRACTION = number(int, 1), number(float, 0, 1)
+
+
 def _watch():
     """Has another process print LAST_LINE unless this one ends in an orderly way.
 

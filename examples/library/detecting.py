@@ -7,16 +7,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from . import videos
-from .command_line import Parser
+from .command_line import FRACTION, Parser
 from .files import replaced, to_json
 from .objects import Objects, drawn, pictures
 from .photographs import ImageError, opened
+from .precision import check_finite
 
-# From an image, and what to call it in errors.
-Detect = Callable[[Image.Image, str], Objects]
+Detect = Callable[[Image.Image], Objects]
+
+TINY = np.finfo(np.float32).tiny
 
 
 def make_parser(program: str, doc: str, checkpoint: str) -> Parser:
@@ -29,7 +32,7 @@ def make_parser(program: str, doc: str, checkpoint: str) -> Parser:
         nargs="+",
         help=f"files of images and videos ({', '.join(sorted(videos.ENDINGS))}), and folders of them",
     )
-    parser.add_argument("--threshold", type=float, default=0.5, help="the lowest score of an object (%(default)s)")
+    parser.add_argument("--threshold", type=FRACTION, default=0.5, help="the lowest score of an object (%(default)s)")
     out_help = "the picture of one image, the .mp4 of one video, or the folder of all of them (%(default)s)"
     parser.add_argument("--out", type=Path, default=Path("detections.png"), help=out_help)
     parser.add_argument("--json", type=Path, help="a file to write the boxes to, as JSON")
@@ -39,9 +42,17 @@ def make_parser(program: str, doc: str, checkpoint: str) -> Parser:
 def run(options: argparse.Namespace, detect: Detect, names: Sequence[str]) -> None:
     """Detects objects in all images and videos that the options name. names: of the classes.
 
-    Raises ValueError, OSError or ImportError for what cannot be read or written. If there are several files, those that
-    cannot be read are named, and the error comes after all others.
+    detect: finds the objects in an image, of which those with a score of 0 are padding. Raises ValueError, OSError or
+    ImportError for what cannot be read or written. If there are several files, those that cannot be read are named, and
+    the error comes after all others.
     """
+
+    def shown(image, name):
+        found = detect(image)
+        check_finite(name, found.scores, found.boxes)
+        is_shown = found.scores >= max(options.threshold, TINY)
+        return Objects(*(None if part is None else part[is_shown] for part in found))
+
     listed: list[dict[str, Any]] = []
     found, damaged = pictures(options.images, options.out, videos.ENDINGS), 0
     if options.json:
@@ -49,7 +60,7 @@ def run(options: argparse.Namespace, detect: Detect, names: Sequence[str]) -> No
     for path, picture in found:
         try:
             in_file = _in_video if path.suffix.lower() in videos.ENDINGS else _in_image
-            listed += in_file(path, picture, detect, names)
+            listed += in_file(path, picture, shown, names)
         except (ImageError, videos.VideoError) as error:
             if len(found) == 1:
                 raise

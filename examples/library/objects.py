@@ -31,13 +31,6 @@ class Objects(NamedTuple):
     masks: np.ndarray | None = None
 
 
-def checked_threshold(parser: argparse.ArgumentParser, options: argparse.Namespace) -> float:
-    """The threshold of the command line. Ends the command with an error if it is no probability."""
-    if not 0 <= options.threshold <= 1:
-        parser.error(f"--threshold must be between 0 and 1, got {options.threshold}")
-    return options.threshold
-
-
 def check_picture(parser: argparse.ArgumentParser, option: str, path: Path) -> None:
     """Ends the command with an error unless the name of a picture ends as that of a format of Matplotlib."""
     if path.suffix[1:].lower() not in FORMATS:

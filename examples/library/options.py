@@ -13,7 +13,7 @@ import jax
 
 from . import classes
 from .coco import Dataset, read
-from .command_line import Parser, number
+from .command_line import COUNT, Parser, number
 from .files import listed
 from .loading import Loading
 from .precision import indexed
@@ -21,7 +21,6 @@ from .recipe import CHANGEABLE_IF_ASKED, Recipe
 
 # The scores of a data set without images, which are NaN, have the names of all scores.
 NO_IMAGES = Dataset(indexed({"images": [], "annotations": [], "categories": []}), Path(), Path(), [], [])
-COUNT = number(int, 1)
 
 
 def add_run(add: Any, out: str) -> None:

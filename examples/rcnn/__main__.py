@@ -17,8 +17,8 @@ import numpy as np
 
 from examples.library import detecting
 from examples.library.annotations import read_names
-from examples.library.objects import Objects, checked_threshold
-from examples.library.precision import check_finite
+from examples.library.command_line import COUNT
+from examples.library.objects import Objects
 
 from .config import Config
 from .detector import detect
@@ -31,25 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names_help = "a JSON file of COCO's format, for the names of classes that the checkpoint does not name"
     parser.add_argument("--names", type=Path, help=names_help)
     size_help = "longer and shorter side that the image is resized to; by default, as the checkpoint says"
-    parser.add_argument("--scale", type=int, nargs=2, help=size_help)
+    parser.add_argument("--scale", type=COUNT, nargs=2, help=size_help)
     add_settings(parser)
     options = parser.parse_args(arguments)
-    threshold = checked_threshold(parser, options)
-    if options.scale and min(options.scale) < 1:
-        parser.error(f"--scale must be positive, got {options.scale}")
     scale = tuple(options.scale) if options.scale else None
     with parser.reporting():
         model, variables = read_checkpoint(options)
-        if threshold < (lowest := model.config.objects.score_threshold):
+        if options.threshold < (lowest := model.config.objects.score_threshold):
             print(f"The model finds objects with scores from {lowest} on (--set objects.score_threshold=SCORE).")
         names = class_names(options.names, model.config)
 
-        def find(image, name):
+        def find(image):
             found = jax.device_get(detect(model, variables, np.asarray(image)[None], scale))
-            check_finite(name, found.scores[0], found.boxes[0])
-            kept = found.scores[0] >= max(threshold, np.finfo(np.float32).tiny)  # padding has a score of 0
-            masks = None if found.masks is None else found.masks[0][kept]
-            return Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept], masks)
+            masks = None if found.masks is None else found.masks[0]
+            return Objects(found.scores[0], found.labels[0], found.boxes[0], masks)
 
         detecting.run(options, find, names)
 

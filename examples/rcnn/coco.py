@@ -147,17 +147,11 @@ def evaluation_batches(
 
 def results(dataset: Dataset, image: int, found: Detections, scale: tuple[int, int]) -> list[dict]:
     """The detections in one image as COCO's results, from those in the image that is resized to a model's scale."""
-    info = dataset.annotations.imgs[image]
-    precision.check_finite(info["file_name"], found.scores, found.boxes)
+    info, listed = dataset.annotations.imgs[image], []
     height, width = resized_size(info["height"], info["width"], scale)
     boxes = np.minimum(found.boxes, [width, height] * 2) * ([info["width"] / width, info["height"] / height] * 2)
-    listed = []
-    for index in np.flatnonzero(np.asarray(found.scores) > 0):
-        category = dataset.categories[int(found.labels[index])]
-        if category is None:  # a class that the annotations do not have
-            continue
-        result = {"image_id": image, "category_id": category}
-        result |= {"bbox": precision.corners_to_sides(boxes[index]), "score": float(found.scores[index])}
+    for index, result in dataset.results(image, found.scores, found.labels, found.boxes):
+        result["bbox"] = precision.corners_to_sides(boxes[index])
         if found.masks is not None:
             mask = Image.fromarray(np.asarray(found.masks[index], np.uint8)[:height, :width])
             result["segmentation"] = encoded(np.asarray(mask.resize((info["width"], info["height"]))))

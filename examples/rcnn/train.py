@@ -22,17 +22,9 @@ import jax.numpy as jnp
 from examples.library import loading, trainer
 from examples.library.classes import described
 from examples.library.coco import Dataset
-from examples.library.command_line import number
+from examples.library.command_line import COUNT, number
 from examples.library.files import digest
-from examples.library.options import (
-    COUNT,
-    NO_IMAGES,
-    TrainingParser,
-    choose_best,
-    chosen_recipe,
-    for_loading,
-    read_data,
-)
+from examples.library.options import NO_IMAGES, TrainingParser, choose_best, chosen_recipe, for_loading, read_data
 from examples.library.precision import Evaluation
 from examples.library.recipe import Recipe
 from examples.library.training import Results, Task, Validation

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import jax
 
-from examples.library.command_line import Parser
+from examples.library.command_line import COUNT, Parser
 from examples.library.files import replaced, to_json
 from examples.library.loop import Options
-from examples.library.options import COUNT, existing
+from examples.library.options import existing
 from examples.library.trainer import ending
 from examples.library.training import train
 

@@ -28,10 +28,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def corner(image, name):
-    """An object, of a size that says which pixel in the top left corner the image has."""
+def corner(image):
+    """An object whose size says which pixel the image has in its top left corner, one with a low score, and padding."""
     size = float(np.asarray(image)[2, 2, 0] // 10 + 1)
-    return Objects(np.array([0.9]), np.array([1]), np.array([[0, 0, size, size]]))
+    return Objects(np.array([0.9, 0.4, 0.0]), np.array([1, 0, 0]), np.array([[0, 0, size, size]] * 3))
 
 
 def command(*arguments, detect=corner):
@@ -92,7 +92,7 @@ def test_the_video_that_is_written(turned):
     write_video("a.mov", (66, 46), turned)
     sizes = []
 
-    def nothing(image, name):
+    def nothing(image):
         sizes.append(image.size)
         return NOTHING
 
@@ -154,11 +154,11 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
 def test_errors(tmp_path, monkeypatch):
     """They name the file, and leave no part of a video."""
 
-    def fail(image, name):
-        raise ValueError(f"{name} has an object that is not finite")
+    def fail(image):
+        return Objects(np.array([0.5, np.nan]), np.zeros(2, int), np.zeros((2, 4)))
 
     write_video("a.mp4")
-    with pytest.raises(ValueError, match=r"^frame 0 of a.mp4 has an object that is not finite$"):
+    with pytest.raises(ValueError, match=r"^objects found in frame 0 of a.mp4 must have finite .* got score nan and"):
         command("a.mp4", "--out", "b.mp4", detect=fail)
     with av.open("sound.mp4", "w") as file:
         stream = file.add_stream("aac", rate=8000)

@@ -21,7 +21,6 @@ from examples.rcnn.__main__ import class_names
 from examples.rcnn.__main__ import main as draw
 from examples.rcnn.coco import Loading, evaluation_batches, training_batches
 from examples.rcnn.config import ObjectLimits
-from examples.rcnn.detector import Detections
 from examples.rcnn.images import resize, resized_size
 from examples.rcnn.roi_heads import pool
 from examples.rcnn.train import main as command
@@ -63,15 +62,6 @@ def test_what_is_said_of_a_checkpoint(settings, options, said, data, validation,
     printed = "".join(capsys.readouterr())
     assert said in printed
     assert said or not re.search("error|finds at most|not used", printed)
-
-
-def test_detections_that_are_not_finite(tmp_path, monkeypatch, refusal):
-    found = Detections(np.zeros((1, 2, 4)), np.array([[0.5, np.nan]]), np.zeros((1, 2), int), None)
-    monkeypatch.setattr("examples.rcnn.__main__.read_checkpoint", lambda options: (RCNN(), {}))
-    monkeypatch.setattr("examples.rcnn.__main__.detect", lambda *_: found)
-    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
-    message = "a.png must have finite scores and boxes, got score nan and box [0.0, 0.0,"
-    assert message in refusal(draw, "a.npz", tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("masks", [False, True])

@@ -11,7 +11,6 @@ from PIL import Image
 
 from examples.detr import weights
 from examples.detr.data import Loading, batched, evaluation_batches, fitted, load, training_batches
-from examples.detr.evaluate import evaluated
 from examples.detr.images import Normalisation, Preprocessor
 from examples.detr.train import main, parse
 from examples.library import precision
@@ -161,13 +160,3 @@ def test_a_checkpoint_is_evaluated_as_it_is(name, settings, options, size, messa
         for image, *found in zip(ids, images, masks, strict=False):
             expected = processor(open_image(validation, image))
             jax.tree.map(assert_array_equal, found, [array[0] for array in expected])
-
-
-def test_objects_that_are_not_finite(folder, monkeypatch):
-    """Also if their class is one that the annotations do not have, because the class does not mean anything then."""
-    boxes = np.zeros((2, 1, 4))
-    boxes[1, 0, 3] = np.nan
-    monkeypatch.setattr("examples.detr.evaluate.find", lambda *_: (np.ones((2, 1)), np.zeros((2, 1), int), boxes, None))
-    dataset = read(folder / "annotations.json", folder)._replace(categories=[None])
-    with pytest.raises(ValueError, match=r"found in 2.png must have finite .*, got score 1.0 and box .*, nan"):
-        evaluated(None, None, dataset, Preprocessor.from_json("rt_detr_v2", {}), Loading((), batch_size=2))
