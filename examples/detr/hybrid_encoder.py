@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -18,7 +19,10 @@ REPVGG_BLOCKS = 3
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, its normalisation, and an activation if it has one."""
+    """A convolution without bias, its normalisation, and an activation if it has one.
+
+    normalises: over a "batch" with this epsilon, or over "channels" with that of the options.
+    """
 
     features: int
     size: int
@@ -27,13 +31,17 @@ class ConvNorm(nn.Module):
     activation: str | None = None
     epsilon: float = 1e-5
     groups: int = 1
+    normalises: Literal["batch", "channels"] = "batch"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         options = self.options
         form = {"feature_group_count": self.groups, "use_bias": False, "dtype": options.dtype}
         x = square(self.features, self.size, self.stride, **form, name="conv")(x)
-        x = BatchNorm(not options.train, epsilon=self.epsilon, dtype=options.dtype, name="norm")(x)
+        if self.normalises == "channels":
+            x = options.norm("norm")(x)
+        else:
+            x = BatchNorm(not options.train, epsilon=self.epsilon, dtype=options.dtype, name="norm")(x)
         return ACTIVATIONS[self.activation](x) if self.activation else x
 
 

@@ -9,30 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.layers import Doubled, from_windows, square
+from examples.library.layers import Doubled, from_windows
 
 from .config import LwDetrConfig, RfDetrConfig
 from .hybrid_encoder import ConvNorm
-from .layers import ACTIVATIONS, LayerOptions
+from .layers import LayerOptions
 
 LARGE = 512  # more channels than this are halved before a map is enlarged
 EPSILON = 1e-6  # of the last normalisation
-
-
-class ConvLayerNorm(nn.Module):
-    """A convolution without bias, a layer normalisation of its channels, and an activation."""
-
-    features: int
-    size: int
-    options: LayerOptions
-    stride: int = 1
-    activation: str = "silu"
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        options = self.options
-        x = square(self.features, self.size, self.stride, use_bias=False, dtype=options.dtype, name="conv")(x)
-        return ACTIVATIONS[self.activation](options.norm("norm")(x))
 
 
 class Pair(nn.Module):
@@ -110,7 +94,7 @@ class Projector(nn.Module):
         config, options = self.config, self.options
         conv: Callable[..., nn.Module] = partial(ConvNorm, options=options, epsilon=config.batch_norm_eps)
         if isinstance(config, RfDetrConfig):
-            conv = partial(ConvLayerNorm, options=replace(options, epsilon=config.layer_norm_eps))
+            conv = partial(ConvNorm, options=replace(options, epsilon=config.layer_norm_eps), normalises="channels")
         return [
             Level(config, options, conv, scale, name=f"scale_layers_{index}")(maps)
             for index, scale in enumerate(config.projector_scale_factors)

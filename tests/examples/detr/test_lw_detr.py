@@ -23,7 +23,6 @@ from examples.detr.images import Preprocessor
 from examples.detr.matching import Targets
 from examples.detr.names import in_file, renamed
 from examples.detr.recipes import Loss, recipe_of
-from examples.detr.vit import resized
 from examples.library.optimiser import Layout, described_rates, make_optimiser
 from tests.helpers import checkpoints, coco, detectors
 from tests.helpers.slow import slow_unless
@@ -188,43 +187,6 @@ def test_rates_of_layers(kind):
     top = {"lw_detr": 4, "rf_detr": 5}[kind]  # RF-DETR counts the layer after its last map
     assert f"{0.8 ** (top + 1):.3g} times that in backbone/embeddings/" in said
     assert f"{0.8 ** (top - 2):.3g} times that in backbone/layer_2/" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_inference_has_the_first_group(name):
-    golden = read(name)
-    model, config = golden.checkpoint.model, golden.checkpoint.model.config
-    apply = jax.jit(functools.partial(model.apply, mutable=["batch_stats"]), static_argnames="train")
-    trained, _ = apply(golden.checkpoint.variables, golden.images, train=True)
-    found, _ = apply(golden.checkpoint.variables, golden.images, train=False)
-    assert trained.boxes.shape[1] == config.group_detr * config.num_queries
-    assert found.boxes.shape[1] == config.num_queries
-    if name == "rf_detr":  # without batch normalisations
-        assert_allclose(trained.boxes[:, : config.num_queries], found.boxes, atol=1e-5)
-
-
-def test_resizing(x64):
-    """As torch.nn.functional.interpolate, by hand: weights have the sum 1, and lines stay lines inside."""
-
-    def resizing(size, full, antialias):
-        """The matrix [size, full] that resizes a row."""
-        return np.asarray(resized(jnp.eye(full)[None], (1, size), antialias))[0]
-
-    for antialias in (False, True):
-        for size, full in ((5, 5), (9, 4), (4, 9)):
-            matrix = resizing(size, full, antialias)
-            assert_allclose(matrix.sum(1), 1, rtol=1e-12)
-        assert_allclose(resizing(5, 5, antialias), np.eye(5), atol=1e-12)
-    half = resizing(6, 12, True)
-    image = np.random.default_rng(0).normal(size=12)
-    assert_allclose(half @ image, jax.image.resize(image, (6,), "cubic"), atol=1e-6)
-
-
-def test_sides_of_images():
-    model = weights.make_model(detectors.CONFIGS["rf_detr_windows"])
-    with pytest.raises(ValueError, match=r"sides divisible by 32, got shape \(1, 64, 80, 3\)"):
-        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 64, 80, 3)))
 
 
 @pytest.fixture(scope="module")

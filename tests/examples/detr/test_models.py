@@ -194,8 +194,9 @@ def test_settings_in_files(tmp_path):
         load(tmp_path)
 
 
-def test_sides_of_images():
-    config = detectors.CONFIGS["rt_detr"]
+@pytest.mark.parametrize("name", ["rt_detr", "rf_detr_windows"])
+def test_sides_of_images(name):
+    config = detectors.CONFIGS[name]
     with pytest.raises(ValueError, match=r"sides divisible by 32, got shape \(1, 64, 80, 3\)"):
         jax.eval_shape(make_model(config).init, jax.random.key(0), jnp.zeros((1, 64, 80, 3)))
 
