@@ -4,10 +4,10 @@ The operators are `deform_conv2d`, with a function for each of its gradients, `d
 `multi_scale_deformable_attention`, `dcnv3`, which is also the operator of DCNv4, and poolings of regions:
 `deform_psroi_pool`, `psroi_pool`, `roi_align`, `ps_roi_align` and `deform_roi_pool`. `grid_sample` and
 `map_coordinates` sample images in one to three dimensions, for which `spline_filter` prepares them, and `resize`
-resizes them. `kernel_plan` says which kernels
-they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`,
-`MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets`,
-`operators_saveable` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them.
+resizes them. `kernel_plan` says which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers
+`DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`,
+`offset_statistics`, `warn_of_offsets`, `operators_saveable` and `jax_dcn.quantize` help to train them, and
+`jax_dcn.export` helps to export them.
 `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample. `as_deform_conv`
 converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms`, `fpn_levels`, `find_peaks` and
 `linear_sum_assignment` do what a detector needs besides pooling. `patch` makes models of other libraries use these

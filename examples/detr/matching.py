@@ -11,6 +11,7 @@ from jax_dcn import linear_sum_assignment
 LOG_EPSILON = 1e-8
 CLASS_WEIGHT, L1_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0  # of the costs, in all models
 ALPHA, GAMMA = 0.25, 2.0  # of the focal cost of classes
+HIGHEST_COST = 1e6  # of a prediction that is not finite, whose target must not vanish from the losses
 
 
 class Targets(NamedTuple):
@@ -57,10 +58,11 @@ def match(logits: jax.Array, boxes: jax.Array, targets: Targets) -> jax.Array:
     """The index of the target of each query, int32 [sets, batch, queries], -1 for queries without a target.
 
     The sum of the costs is the least of all assignments in which each valid target has a query of its own, or each
-    query a valid target if these are more. A query and a target whose cost is not finite are not paired.
+    query a valid target if these are more. Costs that are not finite count as larger than all others.
 
     logits, boxes: [sets, batch, queries, ...], such as the predictions of all layers; each set has its own assignment.
     """
     logits, boxes = jax.lax.stop_gradient((logits, boxes))
     costs = jax.vmap(lambda *found: pair_costs(*found, targets))(logits, boxes)
-    return linear_sum_assignment(jnp.where(targets.valid[:, None], costs, jnp.inf))
+    known = jnp.nan_to_num(costs, nan=HIGHEST_COST, posinf=HIGHEST_COST, neginf=HIGHEST_COST)
+    return linear_sum_assignment(jnp.where(targets.valid[:, None], known, jnp.inf))

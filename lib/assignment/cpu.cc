@@ -9,8 +9,8 @@ namespace {
 struct Thread {
   static constexpr int rank() { return 0; }
   static constexpr int size() { return 1; }
-  static void Wait() {}
-  static Candidate Least(const Candidate& candidate) { return candidate; }
+  static void Sync() {}
+  static Candidate ReduceMin(const Candidate& candidate) { return candidate; }
 };
 
 }  // namespace

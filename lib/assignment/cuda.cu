@@ -11,8 +11,8 @@ struct Block {
 
   __device__ static int rank() { return int(threadIdx.x); }
   __device__ static int size() { return kThreads; }
-  __device__ static void Wait() { __syncthreads(); }
-  __device__ Candidate Least(Candidate candidate) const {
+  __device__ static void Sync() { __syncthreads(); }
+  __device__ Candidate ReduceMin(Candidate candidate) const {
     for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
       const Candidate other = {__shfl_xor_sync(kWholeWarp, candidate.distance, lanes),
                                __shfl_xor_sync(kWholeWarp, candidate.order, lanes)};

@@ -176,6 +176,8 @@ test_assignment = assignment.test_scipy
 test_assignment_ties = assignment.test_ties_and_forbidden_pairs
 test_assignment_float64 = assignment.test_float64
 test_assignment_padding = assignment.test_padding
+test_assignment_magnitudes = assignment.test_any_magnitude
+test_assignment_limits = assignment.test_the_largest_numbers
 
 test_sampling_signals = sampling_values.test_a_signal_is_read_once
 

@@ -1,5 +1,6 @@
 """`linear_sum_assignment`, against SciPy, against all assignments of small problems, and on special costs."""
 
+import functools
 import itertools
 import math
 
@@ -71,6 +72,37 @@ def test_ties_and_forbidden_pairs(size, backend):
         assert total(cost, row) == best_of_all(cost)
 
 
+FORBIDDEN = [[True, False, False, False], [True, True, False, False], [True, False, False, False]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@backends
+def test_any_magnitude(backend, dtype, x64):
+    """Rows compete for a column, which brings the cost of forbidden pairs into the prices of the others."""
+    costs = np.array([[1.0, 0, 0, 0], [3, 2, 0, 0], [1, 0, 0, 0]], dtype)
+    for scale in (1e-30, 1e-9, 1.0, 1e17, float(np.finfo(dtype).max) / 4):
+        scaled = np.where(FORBIDDEN, costs * np.array(scale, dtype), np.inf)
+        found = assigned(scaled, backend=backend)
+        assert found[1] == 1 and sorted(found[[0, 2]]) == [-1, 0], scale
+        equal = np.where([[True, True], [True, False]], scaled.max(initial=0, where=FORBIDDEN), np.inf)
+        assert_array_equal(assigned(equal, backend=backend), [1, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@backends
+def test_the_largest_numbers(backend, dtype, x64):
+    most = np.finfo(dtype).max
+    less = most * np.array(0.99, dtype)
+    costs = np.array([[most, -most, np.inf], [less, -most, 0], [np.inf, -less, np.inf]], dtype)
+    assert_array_equal(assigned(costs, backend=backend), [0, 2, 1])
+    random = np.random.default_rng(0)
+    costs = (random.uniform(0.99, 1, (20, 5, 5)) * most * random.choice([-1, 1], (20, 1, 1))).astype(dtype)
+    costs[random.random(costs.shape) < 0.7] = np.inf
+    for cost, row in zip(costs, assigned(costs, backend=backend), strict=True):
+        count, _ = best_of_all(cost / most)
+        assert (row >= 0).sum() == count
+
+
 @backends
 def test_padding(backend):
     """Padded rows and columns have no partner, and the others the one that they have without padding."""
@@ -106,6 +138,15 @@ def test_a_sharded_batch_stays_sharded():
     assert_array_equal(found, assigned(costs))
 
 
+@pytest.mark.platforms("cpu")
+@backends
+def test_shard_map(backend):
+    costs = np.random.default_rng(0).normal(size=(8, 4, 5)).astype(np.float32)
+    solve = functools.partial(jax_dcn.linear_sum_assignment, backend=backend)
+    split = jax.shard_map(solve, mesh=make_mesh(), in_specs=P("a"), out_specs=P("a"))
+    assert_array_equal(jax.jit(split)(costs), assigned(costs))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8"])
 def test_types(dtype):
     costs = jnp.asarray(np.random.default_rng(0).integers(0, 100, (6, 7)), dtype)
@@ -114,12 +155,17 @@ def test_types(dtype):
 
 @backends
 def test_float64(backend, x64):
-    """Differences that float32 does not have decide; so do the largest numbers, whose sums overflow."""
+    """Differences that float32 does not have decide."""
     close = 1 + 1e-12 * np.random.default_rng(0).normal(size=(5, 6))
     assert_array_equal(assigned(close, backend=backend), optimize.linear_sum_assignment(close)[1])
-    if backend is None:
-        largest = np.array([[1.7e308, -1.7e308, np.inf], [1.6e308, -1.7e308, 0], [np.inf, -1.5e308, np.inf]])
-        assert_array_equal(assigned(largest), [0, 2, 1])
+
+
+def test_maximum():
+    costs = np.array([[1, 5, np.inf], [2, 7, -np.inf], [np.nan, 0, -np.inf]], np.float32)
+    assert_array_equal(assigned(costs, maximize=True), [0, 1, -1])
+    assert_array_equal(assigned(np.array([[0, 255], [255, 254]], np.uint8), maximize=True), [1, 0])
+    limits = np.iinfo(np.int32)
+    assert_array_equal(assigned(np.array([[limits.min, limits.max]], np.int32), maximize=True), [1])
 
 
 def test_no_gradient_flows():

@@ -163,7 +163,8 @@ WRONG_MAP = [
 WRONG_FILTER = [
     ({"order": 6}, ValueError, ["order must", "0, 1", "6"]),
     ({"mode": "grid-wrap"}, ValueError, ["mode must be 'wrap'", "'grid-wrap'"]),
-    ({"axes": (0, 2)}, ValueError, ["axes must", "from 0 to 1", "2"]),
+    ({"axes": (0, 2)}, ValueError, ["axes must", "from -2 to 1", "(0, 2)"]),
+    ({"axes": (0, -2)}, ValueError, ["axes must be different", "(0, -2)"]),
     ({"input": zeros((0, 4))}, ValueError, ["input must have pixels", "order=3", "(0, 4)"]),
 ]
 WRONG_ASSIGNMENT = [

@@ -74,8 +74,12 @@ def test_coefficients_of_some_axes(x64):
     filtered = jax.jit(lambda image: jax_dcn.spline_filter(image, 5, "wrap", axes=(1, 3)))(image)
     one = scipy.ndimage.spline_filter(image[1, :, 2], 5, mode="grid-wrap")
     assert_allclose(filtered[1, :, 2], one, rtol=0, atol=1e-12)
-    of_complex = jax_dcn.spline_filter(image - 2j * image, 5, "wrap", axes=(1, 3))
+    of_complex = jax_dcn.spline_filter(image - 2j * image, 5, "wrap", axes=iter((1, -1)))
     assert_allclose(of_complex, filtered - 2j * filtered, rtol=0, atol=1e-12)
+    at = [np.array([[3.5, 7.0], [2.25, 12.0]]), np.array([[20.5, 1.0], [8.75, 4.0]])]
+    images, options = image.swapaxes(2, 3), {"order": 5, "mode": "wrap", "batch_dims": 1}
+    of_filtered = jax_dcn.map_coordinates(filtered.swapaxes(2, 3), at, prefilter=False, **options)
+    assert_allclose(of_filtered, jax_dcn.map_coordinates(images, at, **options), rtol=0, atol=1e-12)
     along_one = functools.partial(jax_dcn.spline_filter, axes=(1,))
     check_grads(along_one, (image[:1, :, :1, :2],), 1, atol=1e-5, rtol=1e-5)
 

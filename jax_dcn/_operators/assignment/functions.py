@@ -14,24 +14,25 @@ from jax_dcn._primitive.promotion import sum_dtype
 def linear_sum_assignment(
     cost: ArrayLike, *, maximize: bool = False, backend: Literal["reference"] | None = None
 ) -> jax.Array:
-    """The column of each row in the assignment of least cost: pairs of rows and columns, one to one.
+    """Solves the linear sum assignment problem, or weighted bipartite matching: the column assigned to each row.
 
-    As many rows as possible have a column, min(N, M) if all pairs are permitted, and among these assignments, the sum
-    of the costs of the pairs is the least. A pair whose cost is infinite or NaN is forbidden. To leave out the padding
-    of a batch, give its rows or columns infinite costs.
+    A column is assigned to at most one row. As many rows as possible have a column, min(N, M) if all pairs are
+    permitted, and among these assignments, the sum of the costs is the least. A pair whose cost is infinite or NaN is
+    forbidden. To leave out the padding of a batch, give its rows or columns infinite costs.
 
-    `scipy.optimize.linear_sum_assignment` has the same result as ``rows = numpy.flatnonzero(columns >= 0)`` and
-    ``columns[rows]``, and raises an error where some row needs a forbidden pair. Of several assignments of the same
-    cost, another one may be found. No gradient flows through the function. It works inside `jit` and `vmap`, and a
-    sharded batch stays sharded.
+    The results of `scipy.optimize.linear_sum_assignment` are ``rows = numpy.flatnonzero(columns >= 0)`` and
+    ``columns[rows]``; SciPy raises an error where a row would need a forbidden pair. Of several assignments of the same
+    cost, SciPy may find another one. No gradient flows through the function. It works inside `jit` and `vmap`, and a
+    sharded batch stays sharded. N and M must be known when it is traced.
 
     The problems of a batch are solved at the same time, each by one thread of a CPU or one thread block of a GPU, in
-    float64. Where no kernels exist, and by ``backend="reference"``, they are solved in the type of the costs. The
-    algorithm is that of Jonker and Volgenant (Computing 38, 1987). Its time grows at most with min(N, M)² · max(N, M).
+    float64. Where no kernels exist, and by ``backend="reference"``, they are solved in the type of the costs. Subnormal
+    costs count as zero. The algorithm is the shortest augmenting paths of Jonker and Volgenant (Computing 38, 1987), a
+    form of the Hungarian algorithm; its time is O(min(N, M)² · max(N, M)).
 
     Args:
       cost: [..., N, M], of a floating type, or of integers, which are rounded to float32, or to float64 where jax has
-        it enabled.
+        it enabled. Without it, costs of float64 beyond the range of float32 are infinite.
       maximize: whether the sum is to be the greatest instead.
       backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
 

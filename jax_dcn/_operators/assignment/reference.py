@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_dcn._primitive.jax_internals import vary_alike
+
+SPAN_EXPONENT = 8  # of scaled costs; with 0, the scale of the largest numbers would be subnormal
+
 
 class _State(NamedTuple):
     """The assignment of the rows so far, -1 where there is none, and the prices of rows and columns."""
@@ -45,25 +49,31 @@ def _solve(costs: jax.Array) -> _State:
     """The assignment for costs [rows, columns], with no more rows than columns."""
     rows, columns = costs.shape
     is_permitted = jnp.isfinite(costs)
-    least = jnp.min(costs, where=is_permitted, initial=jnp.inf)
-    span = jnp.max(costs, where=is_permitted, initial=-jnp.inf) - least
-    # There is a forbidden pair only where no assignment does without.
-    moved = jnp.where(is_permitted, costs - least, (rows + 1) * span + 1)
+    low = jnp.min(costs, where=is_permitted, initial=jnp.inf)
+    high = jnp.max(costs, where=is_permitted, initial=-jnp.inf)
+    # Costs are shifted and scaled by a power of two to [0, 256]; the span itself may overflow. A forbidden pair costs
+    # more than all others of an assignment together, so one is chosen only if every assignment needs one.
+    half_span = jnp.maximum(high / 2 - low / 2, 0)
+    _, exponent = jnp.frexp(half_span)
+    wanted = jnp.minimum(SPAN_EXPONENT - exponent, jnp.finfo(costs.dtype).maxexp - 2)
+    scale = jnp.where(half_span > 0, jnp.ldexp(jnp.asarray(0.5, costs.dtype), wanted), 0)
+    scaled = jnp.where(is_permitted, costs * scale - low * scale, (rows + 2) * 2.0**SPAN_EXPONENT)
 
     def no_prices(count: int) -> jax.Array:
         return jnp.zeros(count, costs.dtype)
 
-    def nobody(count: int) -> jax.Array:
+    def unassigned(count: int) -> jax.Array:
         return jnp.full(count, -1, jnp.int32)
 
     # The cost of a row without one would enter the prices, whose rounding grows with it.
     has_pair = is_permitted.any(1)
 
     def assign(row: jax.Array, state: _State) -> _State:
-        after = _extended(state, _search(moved, row, state), row)
+        after = _extended(state, _search(scaled, row, state), row)
         return jax.tree.map(partial(jnp.where, has_pair[row]), after, state)
 
-    start = _State(nobody(rows), nobody(columns), no_prices(rows), no_prices(columns))
+    start = _State(unassigned(rows), unassigned(columns), no_prices(rows), no_prices(columns))
+    start = _State(*vary_alike([costs, *start])[1:])
     state = jax.lax.fori_loop(jnp.int32(0), jnp.int32(rows), assign, start)
     forbidden = ~jnp.take_along_axis(is_permitted, state.column_of[:, None], 1)[:, 0]
     column_of = jnp.where(forbidden, -1, state.column_of)
@@ -88,9 +98,9 @@ def _search(costs: jax.Array, row: jax.Array, state: _State) -> _Search:
         end = jnp.where(last < 0, nearest, -1)
         return _Search(distance, row_before, search.is_known.at[nearest].set(True), length, last, end)
 
-    nowhere = jnp.full(columns, jnp.inf, costs.dtype)
-    length = jnp.zeros((), costs.dtype)
-    start = _Search(nowhere, jnp.zeros(columns, jnp.int32), jnp.zeros(columns, bool), length, row, jnp.int32(-1))
+    unreached, length = jnp.full(columns, jnp.inf, costs.dtype), jnp.zeros((), costs.dtype)
+    start = _Search(unreached, jnp.zeros(columns, jnp.int32), jnp.zeros(columns, bool), length, row, jnp.int32(-1))
+    start = _Search(*vary_alike([costs, *start])[1:])
     return jax.lax.while_loop(lambda search: search.end < 0, extend, start)
 
 
@@ -100,11 +110,11 @@ def _extended(state: _State, search: _Search, first: jax.Array) -> _State:
     row_price = state.row_price.at[state.row_of].add(jnp.where(state.row_of < 0, 0, lowered))
     row_price = row_price.at[first].add(search.length)
 
-    def take(carried: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    def augment(carried: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
         column_of, row_of, column, _ = carried
         row = search.row_before[column]
         return column_of.at[row].set(column), row_of.at[column].set(row), column_of[row], row
 
-    carried = (state.column_of, state.row_of, search.end, jnp.int32(-1))
-    column_of, row_of, *_ = jax.lax.while_loop(lambda carried: carried[3] != first, take, carried)
+    carried = tuple(vary_alike([state.column_of, state.row_of, search.end, jnp.int32(-1)]))
+    column_of, row_of, *_ = jax.lax.while_loop(lambda carried: carried[3] != first, augment, carried)
     return _State(column_of, row_of, row_price, state.column_price - lowered)

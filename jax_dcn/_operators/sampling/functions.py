@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from jax_dcn import _validation
 from jax_dcn._operators.sampling.arguments import (
@@ -191,7 +192,7 @@ def map_coordinates(
         interpolation; 2 to 5 for splines of this order through the pixels.
       mode: "constant", "grid-constant", "nearest", "wrap", "mirror" or "reflect".
       cval: what pixels outside are with mode="constant"; a number or an array without dimensions.
-      prefilter: False if `input` has the coefficients of splines, from `spline_filter`. Orders 0 and 1 have no filter.
+      prefilter: False if `input` holds spline coefficients, from `spline_filter`. Orders 0 and 1 have no filter.
       batch_dims: how many dimensions of `input` are the batch.
       backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
 
@@ -243,16 +244,17 @@ def spline_filter(
     """`scipy.ndimage.spline_filter`: the coefficients of the spline through the pixels of an array.
 
     An array that is sampled more than once can be filtered once. `map_coordinates` samples the coefficients with the
-    same order and mode, and ``prefilter=False``. The samples are those of the array itself, except with "nearest" and
-    "grid-constant": there, as in SciPy, `map_coordinates` adds 12 pixels around the array before it filters it, and
-    `spline_filter` adds none.
+    same order and mode, and ``prefilter=False``. The samples are those of the array itself, not rounded to its type.
+    With "nearest" and "grid-constant" they differ near the border, as in SciPy: `map_coordinates` adds 12 pixels around
+    the array before it filters it, and `spline_filter` adds none.
 
     Args:
       input: an array of any shape; floats, integers, bool or complex numbers.
       order: 2 to 5. With 0 and 1, pixels are their own coefficients.
       mode: how the array continues outside, by the names of `map_coordinates`: "nearest" as "reflect", and "constant"
         and "grid-constant" as "mirror".
-      axes: those that are filtered, by default all. Leave out those of channels and of a batch.
+      axes: those that are filtered, by default all. Leave out those of channels and of a batch. Negative axes count
+        from the last one.
 
     Returns:
       The coefficients, of input's shape, in its type if that is a complex one or of floats of at least 32 bits. Others
@@ -272,10 +274,13 @@ def spline_filter(
     _validation.choice("order", order, (*ORDERS, *SPLINE_ORDERS))
     _check_mode(mode)
     x = _validation.as_array("input", input)
-    listed = tuple(range(x.ndim)) if axes is None else tuple(axes)
-    filtered = [_validation.index("axes", axis, x.ndim) for axis in listed]
+    try:
+        filtered = range(x.ndim) if axes is None else normalize_axis_tuple(axes, x.ndim)
+    except (TypeError, ValueError) as error:
+        expected = f"different axes of input, from {-x.ndim} to {x.ndim - 1}"
+        raise ValueError(f"axes must be {expected}, got {axes!r}") from error
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return lax.complex(*(spline_filter(part, order, mode, axes=axes) for part in (x.real, x.imag)))
+        return lax.complex(*(spline_filter(part, order, mode, axes=filtered) for part in (x.real, x.imag)))
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32) if x.dtype in _validation.FLOATS else jnp.result_type(float))
     if order not in SPLINE_ORDERS:
         return x

@@ -15,7 +15,7 @@ from examples.detr.config import RTDetrConfig
 from examples.detr.criterion import DFineLosses, RTDetrLosses
 from examples.detr.decoder import Detections, Outputs, Predictions
 from examples.detr.denoising import count, draw, make_denoising
-from examples.detr.matching import Targets
+from examples.detr.matching import Targets, match
 from examples.library.boxes import centre_to_corners, corners_to_centre, generalised_iou, iou
 from jax_dcn import linear_sum_assignment
 from tests.helpers import detr_training
@@ -107,6 +107,15 @@ def test_assignments(x64):
         if meta["cases"][case]["unique"]:
             rows, columns = arrays[f"{case}/match"]
             assert_array_equal(found[rows], columns)
+
+
+def test_predictions_that_are_not_finite():
+    """A target is matched with one of them only if there is no other, and then appears in the losses."""
+    boxes = jnp.full((1, 1, 3, 4), 0.5).at[..., :2, :].set(jnp.array([[jnp.nan], [jnp.inf]]))
+    targets = Targets(jnp.full((1, 2, 4), 0.4), jnp.array([[1, -1]]))
+    assert_array_equal(match(jnp.zeros((1, 1, 3, CLASSES)), boxes, targets), [[[-1, -1, 0]]])
+    none_known = match(jnp.full((1, 1, 3, CLASSES), jnp.nan), boxes, targets)
+    assert sorted(none_known[0, 0].tolist()) == [-1, -1, 0]
 
 
 @pytest.mark.parametrize("case", ["two_images", "empty_image", "one_group"])
