@@ -1,10 +1,12 @@
 """The parser of all commands, which also connects processes and keeps compiled programs for later starts."""
 
 import argparse
+import atexit
 import contextlib
 import logging
 import math
 import os
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -19,6 +21,10 @@ REPEATABLE = {"--set"}
 # The others end if a process sends no heartbeat for this time, or waits for them so long after an error of its own.
 TIMEOUT_SECONDS = 20
 OF_OTHERS = ("heartbeat", "coordination service", "Gloo", "Barrier failed")  # in errors because another one has ended
+LAST_LINE = (
+    "error: this process was killed, or another process of this run has ended, whose messages say why. "
+    "Start all of them again; a training goes on from the last checkpoint with --resume."
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,6 +88,7 @@ class Parser(argparse.ArgumentParser):
             jax.distributed.initialize(*places[:1], *map(int, places[1:]), **timeouts)
         except (RuntimeError, ValueError) as error:
             self.error(f"--distributed {' '.join(places)}: {error}")
+        _watch()
         if jax.process_index() > 0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -101,6 +108,16 @@ def number(kind: type, low: float = 0, high: float = math.inf) -> Callable[[str]
 
 
 COUNT, FRACTION = number(int, 1), number(float, 0, 1)
+
+
+def _watch():
+    """Has another process print LAST_LINE unless this one ends in an orderly way.
+
+    XLA aborts this process when another one has ended, often while Python waits in a collective operation.
+    """
+    script = f"trap '' INT TERM; read line || printf '\\n%s\\n' '{LAST_LINE}' >&2"
+    shell = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    atexit.register(shell.communicate, b"\n")  # before JAX, which may abort too, disconnects
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from numpy.testing import assert_allclose
 
 from examples.detr.train import main
 from examples.library import precision
+from examples.library.command_line import LAST_LINE
 from tests.helpers import detr_training
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -97,6 +98,7 @@ def train_until(step, number, out, cache, arguments):
     assert step <= saved < STEPS, errors
     for text in errors:
         assert (f"Interrupted after step {saved}, which is saved." in text) == (number == signal.SIGTERM), text
+        assert (text.splitlines()[-1] == LAST_LINE) == (number == signal.SIGKILL), text
     return printed
 
 
