@@ -108,7 +108,7 @@ class DeformableDetrConfig:
         timm |= config.get("backbone_kwargs") or {"out_indices": levels}
         backbone = backbone_layout(config.get("backbone_config") or timm)
         settings = cls(**_known(cls, config) | {"backbone": backbone, "num_labels": len(label_names(config))})
-        _check(settings, config)
+        _check(settings, config, len(backbone.out_indices))
         return settings
 
 
@@ -148,11 +148,17 @@ class RTDetrConfig:
     box_noise_scale: float = 1.0
 
     flips_negative_sizes: ClassVar = False  # of denoising queries
+    without: ClassVar[dict[str, Any]] = {"eval_size": None}  # settings that have no other value
+
+    @property
+    def maps(self) -> int:
+        """The number of maps that the encoder makes."""
+        return len(self.backbone.out_indices)
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The settings in a config.json."""
-        require(config, normalize_before=False, eval_size=None, anchor_image_size=None, learn_initial_query=False)
+        require(config, normalize_before=False, anchor_image_size=None, learn_initial_query=False, **cls.without)
         require(config, tie_word_embeddings=True, decoder_method=("default", "discrete"))
         for part in ("encoder_", "", "decoder_"):
             require(config, **{f"{part}activation_function": tuple(ACTIVATIONS)})
@@ -172,18 +178,19 @@ class RTDetrConfig:
 
     def _check_maps(self, config: Mapping[str, Any]) -> None:
         """Raises if settings that follow from others in all models that transformers can run have other values."""
-        _check(self, config)
-        maps, kind = len(self.backbone.out_indices), config["model_type"]
+        _check(self, config, self.maps)
+        maps, kind = self.maps, config["model_type"]
         stated = {
             "len(encoder_in_channels)": len(config.get("encoder_in_channels", [512, 1024, 2048])),
             "decoder_in_channels": list(config.get("decoder_in_channels", [256] * 3)),
             "decoder_n_levels": config.get("decoder_n_levels", 3),
             "encoder_hidden_dim": self.encoder_hidden_dim,
         }
-        expected = {"len(encoder_in_channels)": maps, "decoder_in_channels": [self.encoder_hidden_dim] * maps}
+        expected: dict[str, Any] = {"len(encoder_in_channels)": len(self.backbone.out_indices)}
+        expected["decoder_in_channels"] = [self.encoder_hidden_dim] * maps
         if kind == "rt_detr_v2":
             expected["decoder_n_levels"] = self.num_feature_levels
-        if kind != "d_fine" and self.num_feature_levels > maps + 1:
+        if kind not in ("d_fine", "deimv2") and self.num_feature_levels > maps + 1:
             expected["encoder_hidden_dim"] = self.d_model  # transformers makes further layers for d_model
         require(stated, **expected)
 
@@ -204,6 +211,7 @@ class DFineConfig(RTDetrConfig):
     lqe_layers: int = 2
 
     flips_negative_sizes: ClassVar = True
+    share_bbox_head: ClassVar = False
 
     @property
     def distribution(self) -> Distribution:
@@ -223,6 +231,32 @@ class DFineConfig(RTDetrConfig):
         require(backbone, model_type="hgnet_v2", hidden_act="relu", num_channels=3)
         layout = hgnet.Layout(**_known(hgnet.Layout, backbone))
         return dataclasses.replace(layout, out_indices=_out_indices(backbone, len(layout.stage_out_channels)))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeimConfig(DFineConfig):
+    """DEIMv2 with an HGNetv2. The encoder of type "lite" makes two maps of one, and has no attention."""
+
+    encoder_type: str = "hybrid"
+    encoder_has_trailing_conv: bool = True
+    use_gateway: bool = True
+    share_bbox_head: bool = False
+
+    without: ClassVar[dict[str, Any]] = {}  # with an `eval_size`, transformers leaves out positions in inference
+
+    @property
+    def maps(self) -> int:
+        """The number of maps that the encoder makes."""
+        return 2 if self.encoder_type == "lite" else super().maps
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """The settings in a config.json."""
+        require(config, encoder_type=("hybrid", "lite"), encoder_fuse_op="sum")
+        settings = super().from_json(config)
+        if settings.encoder_type == "lite":
+            require({"len(out_indices)": len(settings.backbone.out_indices)}, **{"len(out_indices)": 1})
+        return settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,10 +393,10 @@ def require(config: Mapping[str, Any], **supported: Any) -> None:
             raise ValueError(f"{name} must be {' or '.join(map(repr, choices))} in the config, got {config[name]!r}")
 
 
-def _check(settings: "DeformableDetrConfig | RTDetrConfig", config: Mapping[str, Any]) -> None:
-    """Raises if second names of settings have other values, or if the backbone returns more maps than are used."""
+def _check(settings: "DeformableDetrConfig | RTDetrConfig", config: Mapping[str, Any], maps: int) -> None:
+    """Raises if second names of settings have other values, or if there are more maps than are used."""
     require(config, hidden_size=settings.d_model, num_attention_heads=settings.encoder_attention_heads)
-    maps, levels = len(settings.backbone.out_indices), settings.num_feature_levels
+    levels = settings.num_feature_levels
     if levels < maps:
         raise ValueError(f"num_feature_levels must be at least {maps}, the number of the backbone's maps, got {levels}")
 

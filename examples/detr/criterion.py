@@ -1,4 +1,4 @@
-"""The losses of Deformable DETR, RT-DETR, D-FINE and LW-DETR, by the rules of their authors' code.
+"""The losses of Deformable DETR, RT-DETR, D-FINE, DEIMv2 and LW-DETR, by the rules of their authors' code.
 
 Each class has the weights of one model family as fields. Called with the outputs of a model and the targets, it returns
 the weighted losses by name; training minimises their sum. docs/detection_transformers.md lists where the losses of
@@ -15,7 +15,16 @@ import optax
 
 from .decoder import Detections, Outputs, Predictions
 from .denoising import Denoising
-from .losses import Distribution, box_losses, box_quality, distillation, fine_grained_localisation, iou_aware, varifocal
+from .losses import (
+    Distribution,
+    box_losses,
+    box_quality,
+    distillation,
+    fine_grained_localisation,
+    iou_aware,
+    matchability_aware,
+    varifocal,
+)
 from .matching import Targets, match
 
 # Settings in a config.json of transformers' own losses, and their defaults there. They have no effect on these losses.
@@ -24,7 +33,8 @@ UNUSED = {
     **{"focal_alpha": 0.25, "matcher_alpha": 0.25, "matcher_gamma": 2.0, "matcher_class_cost": 2.0},
     **{"matcher_bbox_cost": 5.0, "matcher_giou_cost": 2.0, "use_focal_loss": True, "focal_loss_alpha": 0.75},
     **{"focal_loss_gamma": 2.0, "weight_loss_vfl": 1.0, "weight_loss_bbox": 5.0, "weight_loss_giou": 2.0},
-    **{"weight_loss_fgl": 0.15, "weight_loss_ddf": 1.5},
+    **{"weight_loss_fgl": 0.15, "weight_loss_ddf": 1.5, "weight_loss_mal": 1.0, "mal_alpha": None},
+    **{"use_dense_one_to_one": True},
 }
 UNUSED_OF_LW_DETR = UNUSED | {"class_cost": 2, "class_loss_coefficient": 1, "dice_loss_coefficient": 1}
 Losses = dict[str, jax.Array]
@@ -119,9 +129,11 @@ class DFineLosses(RTDetrLosses):
     from the last layer into the others.
 
     Losses of boxes and distributions have one assignment for all sets: each query has the target that most sets gave
-    it. They are divided by the number of these queries.
+    it. They are divided by the number of these queries. unites: whether it is so; else there are no losses of
+    distributions, and those of boxes have the assignment of their set.
     """
 
+    unites: bool = True
     fgl: float = 0.15
     ddf: float = 1.5
     temperature: float = 5.0
@@ -139,17 +151,21 @@ class DFineLosses(RTDetrLosses):
         shares = _shares(of_union.valid)
 
         def of_set(predicted, assigned):
-            of_classes = self._class_loss(predicted, targets.of(assigned), count)
-            return of_classes | _box_losses(self, predicted, of_union, size)
+            own = targets.of(assigned)
+            if not self.unites:
+                return self._losses(predicted, own, count)
+            return self._class_loss(predicted, own, count) | _box_losses(self, predicted, of_union, size)
 
         found = _by_set(of_set, suffixes, sets, assigned)
-        found |= self._distribution_losses(outputs.layers, of_union, size, shares, suffixes)
+        if self.unites:
+            found |= self._distribution_losses(outputs.layers, of_union, size, shares, suffixes)
         if denoising is not None and outputs.denoising is not None:
             own, count = targets.of(denoising.targets), count * denoising.groups
             suffixes = [*(f"_dn_{index}" for index in range(layers)), "_dn_pre"]
             sets = _sets(outputs.denoising, outputs.denoising.first)
             found |= self._denoising_losses(sets, suffixes, targets, denoising)
-            found |= self._distribution_losses(outputs.denoising, own, count, shares, suffixes, denoising.present)
+            if self.unites:
+                found |= self._distribution_losses(outputs.denoising, own, count, shares, suffixes, denoising.present)
         return found
 
     def _distribution_losses(self, predictions, own, count, shares, suffixes, present=True):
@@ -168,6 +184,18 @@ class DFineLosses(RTDetrLosses):
 
         found = _by_set(localisation, suffixes[: last + 1], corners, boxes)
         return found | _by_set(taught, suffixes[:last], corners[:-1], boxes[:-1])
+
+
+@dataclass(frozen=True)
+class DeimLosses(DFineLosses):
+    """Those of D-FINE, with the matchability-aware loss in place of the varifocal one. mal: its weight."""
+
+    mal: float = 1.0
+    gamma: float = 1.5
+
+    def _class_loss(self, found, own, count, present=True):
+        loss = matchability_aware(found.logits, own.labels, box_quality(found.boxes, own), self.gamma).sum(-1)
+        return {"loss_mal": self.mal * jnp.where(present, loss, 0).sum() / count}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """D-FINE: Peng et al., Redefine Regression Task in DETRs as Fine-grained Distribution Refinement, arXiv:2410.13842."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -54,7 +55,7 @@ class SCDown(nn.Module):
 
 
 class Gate(nn.Module):
-    """A learned mean of two arrays, normalised; the config's `layer_norm_eps` does not hold here."""
+    """A learned mean of two arrays, normalised."""
 
     options: LayerOptions
 
@@ -63,7 +64,7 @@ class Gate(nn.Module):
         both = jnp.concatenate([x, y], -1)
         gate = nn.Dense(both.shape[-1], kernel_init=nn.initializers.zeros, dtype=self.options.dtype, name="gate")(both)
         first, second = jnp.split(jax.nn.sigmoid(gate), 2, -1)
-        return replace(self.options, epsilon=1e-5).norm("norm")(first * x + second * y)
+        return self.options.norm("norm")(first * x + second * y)
 
 
 class LocationQuality(nn.Module):
@@ -81,10 +82,13 @@ class LocationQuality(nn.Module):
 
 
 class FineDecoder(nn.Module):
-    """Queries and their boxes to predictions; each layer refines the distributions of the one before it."""
+    """Queries and their boxes to predictions; each layer refines the distributions of the one before it.
+
+    layer: makes one, given its name.
+    """
 
     config: DFineConfig
-    options: LayerOptions
+    layer: Callable[..., nn.Module]
 
     @nn.compact
     def __call__(
@@ -105,13 +109,10 @@ class FineDecoder(nn.Module):
         embeddings; class_heads, corner_heads: one for each layer; hidden: which queries do not see each other.
         """
         config, distribution = self.config, self.config.distribution
-        settings = config, config.decoder_activation_function, self.options
-        method = METHODS[config.decoder_method]
-        attention = {"method": method, "offset_scale": config.decoder_offset_scale, "use_projections": False}
         found, corners, before = [], 0.0, 0.0
         for index in range(layers):
             embedding = jnp.clip(position(reference), -POSITION_LIMIT, POSITION_LIMIT).astype(queries.dtype)
-            layer = DecoderLayer(*settings, attention, partial(Gate, self.options), name=f"layers_{index}")
+            layer = self.layer(name=f"layers_{index}")
             queries = layer(queries, embedding, reference[:, :, None], memory, hidden)
             wide = queries.astype(reference.dtype)
             scores = class_heads[index](wide)
@@ -145,8 +146,15 @@ class DFine(RTDetr):
     def _decoded(self, options: LayerOptions, inputs: Any, hidden: jax.Array | None, trains: bool) -> Predictions:
         config, width, bins = self.config, self.config.d_model, 4 * (self.config.max_num_bins + 1)
         layers = config.decoder_layers if trains else config.eval_idx % config.decoder_layers + 1
-        corners = [
-            Head((width, width, bins), 0.0, name=f"bbox_embed_{index}") for index in range(config.decoder_layers)
-        ]
+        count = 1 if config.share_bbox_head else config.decoder_layers
+        corners = [Head((width, width, bins), 0.0, name=f"bbox_embed_{index}") for index in range(count)]
+        corners *= config.decoder_layers // count
         first = box_head(width, "pre_bbox_head")
-        return FineDecoder(config, options, name="decoder")(*inputs, corners, first, hidden, layers)
+        return FineDecoder(config, self._layer(options), name="decoder")(*inputs, corners, first, hidden, layers)
+
+    def _layer(self, options: LayerOptions, **further: Any) -> Callable[..., nn.Module]:
+        """Makes a layer of the decoder, given its name. The config's `layer_norm_eps` does not hold in its gate."""
+        config, gate = self.config, {"gate": partial(Gate, replace(options, epsilon=1e-5))}
+        method = METHODS[config.decoder_method]
+        attention = {"method": method, "offset_scale": config.decoder_offset_scale, "use_projections": False}
+        return partial(DecoderLayer, config, config.decoder_activation_function, options, attention, **gate | further)

@@ -1,9 +1,10 @@
 """The decoder of Deformable DETR and RT-DETR: queries attend to each other and to the pyramid, and move their boxes.
 
-The layer is also that of D-FINE.
+The layer is also that of D-FINE and DEIMv2.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -91,7 +92,8 @@ class DecoderLayer(nn.Module):
 
     attention_options: further arguments of `MultiScaleDeformableAttention`. gate: makes the layer, given its name, that
     merges the result of the deformable attention with its input, in place of a normalised sum. groups: into how many
-    groups the queries are divided, each of which attends only to itself.
+    groups the queries are divided, each of which attends only to itself. feed_forward: makes the network, given its
+    name, by default a `FeedForward`.
     """
 
     config: DeformableDetrConfig | RTDetrConfig | LwDetrConfig
@@ -100,6 +102,7 @@ class DecoderLayer(nn.Module):
     attention_options: Mapping[str, Any]
     gate: Callable[..., nn.Module] | None = None
     groups: int = 1
+    feed_forward: Callable[..., nn.Module] | None = None
 
     @nn.compact
     def __call__(
@@ -135,7 +138,8 @@ class DecoderLayer(nn.Module):
             queries = self.gate(name="gateway")(queries, attended)
         else:
             queries = options.norm("encoder_attn_layer_norm")(queries + attended)
-        y = FeedForward(config.decoder_ffn_dim, self.activation, options, name="mlp")(queries)
+        usual = partial(FeedForward, config.decoder_ffn_dim, self.activation, options)
+        y = (self.feed_forward or usual)(name="mlp")(queries)
         return options.norm("final_layer_norm")(queries + options.drop(y, options.dropout))
 
 

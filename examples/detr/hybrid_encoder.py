@@ -1,4 +1,4 @@
-"""The encoder of RT-DETR and D-FINE: attention within the coarsest maps, then convolutions down and up the pyramid."""
+"""The encoder of RT-DETR, D-FINE and DEIMv2: attention within maps, then convolutions down and up the pyramid."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -108,7 +108,8 @@ class IntraScale(nn.Module):
 class HybridEncoder(nn.Module):
     """Maps [batch, height, width, channels], each half as large as the one before it, to maps of the same sizes.
 
-    block, halve: make the layers that merge two maps, and that halve a map; each is given its name.
+    block, halve: make the layers that merge two maps, and that halve a map; each is given its name. adds: whether two
+    maps are added, and not concatenated.
     """
 
     config: RTDetrConfig
@@ -116,6 +117,7 @@ class HybridEncoder(nn.Module):
     block: Callable[..., nn.Module]
     halve: Callable[..., nn.Module]
     lateral_activation: str | None
+    adds: bool = False
 
     @nn.compact
     def __call__(self, maps: Sequence[jax.Array]) -> list[jax.Array]:
@@ -129,11 +131,19 @@ class HybridEncoder(nn.Module):
         down = [maps[-1]]
         for index, finer in enumerate(maps[-2::-1]):
             coarse = lateral(name=f"lateral_convs_{index}")(down[-1])
-            both = jnp.concatenate([coarse.repeat(2, 1).repeat(2, 2), finer], -1)
+            both = self._joined(doubled(coarse), finer)
             down[-1:] = [coarse, self.block(name=f"fpn_blocks_{index}")(both)]
         up = [down.pop()]
         for index, coarser in enumerate(reversed(down)):
             halved = self.halve(name=f"downsample_convs_{index}")(up[-1])
-            both = jnp.concatenate([halved, coarser], -1)
+            both = self._joined(halved, coarser)
             up.append(self.block(name=f"pan_blocks_{index}")(both))
         return up
+
+    def _joined(self, x, y):
+        return x + y if self.adds else jnp.concatenate([x, y], -1)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    """A map of twice the size, by its nearest pixels."""
+    return x.repeat(2, 1).repeat(2, 2)

@@ -20,6 +20,7 @@ PROCESSORS = {  # of transformers, by the type of the model
     "rt_detr": "RTDetrImageProcessor",
     "rt_detr_v2": "RTDetrImageProcessor",
     "d_fine": "RTDetrImageProcessor",
+    "deimv2": "RTDetrImageProcessor",
     "lw_detr": "DeformableDetrImageProcessor",
     "rf_detr": "RfDetrImageProcessor",
 }

@@ -22,7 +22,7 @@ class LayerOptions:
     """What all layers of a transformer share.
 
     train: whether batch normalisations use the statistics of the batch, and dropout is on. dtype: of products and
-    convolutions, by default that of their operands. epsilon: of layer normalisations.
+    convolutions, by default that of their operands. epsilon: of layer normalisations. centres: as of `LayerNorm`.
     dropout: of what is added to the input of a layer; attention_dropout: of the weights of self attention;
     activation_dropout: between the layers of feed-forward networks.
     """
@@ -30,6 +30,7 @@ class LayerOptions:
     train: bool = False
     dtype: Dtype | None = None
     epsilon: float = 1e-5
+    centres: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -37,11 +38,11 @@ class LayerOptions:
     @classmethod
     def of(cls, config: Any, train: bool, dtype: Dtype | None, epsilon: float = 1e-5) -> "LayerOptions":
         """The options of a model, from the rates of dropout in its config."""
-        return cls(train, dtype, epsilon, config.dropout, config.attention_dropout, config.activation_dropout)
+        return cls(train, dtype, epsilon, True, config.dropout, config.attention_dropout, config.activation_dropout)
 
     def norm(self, name: str) -> "LayerNorm":
         """A layer normalisation as in PyTorch: the variance is the mean of squared differences."""
-        return LayerNorm(self.epsilon, self.dtype, name=name)
+        return LayerNorm(self.epsilon, self.dtype, self.centres, name=name)
 
     def drop(self, x: jax.Array, rate: float) -> jax.Array:
         """Dropout; makes a layer of the calling module."""
@@ -52,14 +53,19 @@ class LayerNorm(nn.Module):
     """`flax.linen.LayerNorm` over the last axis, with the same parameters, whose gradients are products on a CPU.
 
     Where XLA for CPUs sums over rows what it also computes, as the gradients of flax's layer do, it is slow.
+    centres: whether the mean is subtracted and a bias is added; else it is `flax.linen.RMSNorm`.
     """
 
     epsilon: float
     dtype: Dtype | None
+    centres: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        if not self.centres:
+            normalised = nn.RMSNorm(self.epsilon, dtype=scale.dtype, use_scale=False)(x)
+            return (normalised * _in_rows(scale, x.shape)).astype(self.dtype or jnp.result_type(x, scale))
         bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
         options = {"use_scale": False, "use_bias": False, "use_fast_variance": False}
         normalised = nn.LayerNorm(self.epsilon, dtype=scale.dtype, **options)(x)
@@ -153,6 +159,20 @@ class FeedForward(nn.Module):
         return nn.Dense(x.shape[-1], dtype=dtype, name="fc2")(hidden)
 
 
+class GatedFeedForward(nn.Module):
+    """Two dense layers, of which the first is multiplied by an activated one (SwiGLU, arXiv 2002.05202)."""
+
+    features: int
+    options: LayerOptions
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dense = partial(nn.Dense, dtype=self.options.dtype)
+        gate, up = (dense(self.features, name=name)(x) for name in ("gate_proj", "up_proj"))
+        hidden = self.options.drop(nn.silu(gate) * up, self.options.activation_dropout)
+        return dense(x.shape[-1], name="down_proj")(hidden)
+
+
 class EncoderLayer(nn.Module):
     """Attention and a feed-forward network, each added to its input and normalised.
 
@@ -174,10 +194,11 @@ class EncoderLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """Dense layers of `features` outputs, with ReLU between them. At first they predict `first`, if it is set."""
+    """Dense layers of `features` outputs, activated but for the last. At first they predict `first`, if it is set."""
 
     features: tuple[int, ...]
     first: float | tuple[float, ...] | None = None
+    activation: str = "relu"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -187,7 +208,7 @@ class Head(nn.Module):
             last = {"kernel_init": nn.initializers.zeros, "bias_init": lambda _, *about: jnp.full(about[0], first)}
         *hidden, features = self.features
         for index, width in enumerate(hidden):
-            x = relu(nn.Dense(width, name=f"layers_{index}")(x))
+            x = ACTIVATIONS[self.activation](nn.Dense(width, name=f"layers_{index}")(x))
         return nn.Dense(features, name=f"layers_{len(hidden)}", **last)(x)
 
 

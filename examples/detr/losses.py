@@ -33,6 +33,17 @@ def varifocal(
     return weight * optax.sigmoid_binary_cross_entropy(logits, score)
 
 
+def matchability_aware(logits: jax.Array, labels: jax.Array, quality: jax.Array, gamma: float = 1.5) -> jax.Array:
+    """The matchability-aware loss of each class (DEIM, arXiv 2412.04234), with the shape of logits [..., classes].
+
+    As `varifocal`, but the score of the class of a label should be a power of the quality, and has weight 1.
+    """
+    is_own = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
+    score = jnp.where(is_own, jax.lax.stop_gradient(quality)[..., None] ** gamma, 0)
+    weight = jnp.where(is_own, 1, jax.nn.sigmoid(jax.lax.stop_gradient(logits)) ** gamma)
+    return weight * optax.sigmoid_binary_cross_entropy(logits, score)
+
+
 def iou_aware(
     logits: jax.Array, labels: jax.Array, quality: jax.Array, alpha: float = 0.25, gamma: float = 2.0
 ) -> jax.Array:

@@ -12,7 +12,7 @@ from .config import backbone_layout
 
 HEADS = ("class_embed", "bbox_embed")
 KINDS = {"convolution": "conv", "normalization": "bn"}
-OF_BINS = {"up": 0.5, "reg_scale": 4.0}  # settings of D-FINE, and their defaults
+OF_BINS = {"up": 0.5, "reg_scale": 4.0}  # settings of D-FINE and DEIMv2, and their defaults
 LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
 Rules = dict[str, str | Callable[[re.Match[str]], str]]
 
@@ -38,7 +38,10 @@ FROM_FILES: Rules = {
     # the layers of encoder and decoder, in files
     r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
     r"\.layers\.(\d+)\.(fc[12])\.": r".layers.\1.mlp.\2.",
+    r"\.mlp\.layers\.0\.": ".mlp.fc1.",
+    r"\.mlp\.layers\.1\.": ".mlp.fc2.",
     r"^encoder\.encoder\.": "encoder.aifi.",
+    r"^conv_encoder\.encoder_": "encoder_",
     # parts that the models share, but that the original ones place differently
     r"^decoder\.((class|bbox)_embed|query_pos_head|pre_bbox_head)\.": r"\1.",
     r"^(\w*input_proj\.\d+)\.0\.": r"\1.conv.",
@@ -47,7 +50,7 @@ FROM_FILES: Rules = {
     r"^enc_output\.1\.": "enc_output_norm.",
     # backbones of transformers
     r"\.lab\.scale$": ".lab.factor",
-    r"^backbone\.(conv_encoder\.)?model\.": "backbone.",
+    r"^(backbone|conv_encoder|backbone\.conv_encoder)\.model\.": "backbone.",
     r"^backbone\.embedder\.embedder\.(?:(\d)\.)?(convolution|normalization)\.": _stem,
     r"^backbone\.encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d)\.(convolution|normalization)\.": _block,
     r"^backbone\.encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.(?:1\.)?(convolution|normalization)\.": _shortcut,
@@ -66,6 +69,15 @@ TO_FILES_OF_RT_DETR: Rules = {
     r"^enc_output_norm\.": "enc_output.1.",
     r"\.lab\.factor$": ".lab.scale",
     r"^(query_pos_head|pre_bbox_head)\.": r"decoder.\1.",
+}
+
+TO_FILES_OF_DEIM: Rules = TO_FILES_OF_RT_DETR | {
+    r"\.mlp\.fc1\.": ".mlp.layers.0.",
+    r"\.mlp\.fc2\.": ".mlp.layers.1.",
+    r"^backbone\.": "conv_encoder.model.",
+    r"^(encoder_input_proj\.)": r"conv_encoder.\1",
+    r"^((class|bbox)_embed\.)": r"decoder.\1",
+    r"^": "model.",
 }
 
 # The same for LW-DETR and RF-DETR, also of the files of RF-DETR's authors.
@@ -137,7 +149,8 @@ TO_FILES_OF_RF_DETR: Rules = _OF_VIT | {
 }
 # By the type of a model, where they are not those of transformers' other models.
 READING = dict.fromkeys(("lw_detr", "rf_detr"), FROM_FILES_OF_LW_DETR)
-WRITING = {"lw_detr": TO_FILES_OF_LW_DETR, "rf_detr": TO_FILES_OF_RF_DETR}
+WRITING = {"deimv2": TO_FILES_OF_DEIM, "lw_detr": TO_FILES_OF_LW_DETR, "rf_detr": TO_FILES_OF_RF_DETR}
+OF_BACKBONES = r"\.(backbone|conv_encoder\.model)\."
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # which files of RF-DETR have as one array
 PACKED = r"\.self_attn\.in_proj_(weight|bias)$"
 
@@ -264,20 +277,21 @@ def rename(state: Mapping[str, np.ndarray], heads: Mapping[str, int], model_type
 
 
 def constants(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays that a file has for settings, by the ends of their names: quotients of points, and D-FINE's bins."""
+    """The arrays that a file has for settings, by the ends of their names: quotients of points, and bins."""
     kind, arrays = config["model_type"], {}
-    if quotient := {"rt_detr_v2": "n_points_scale", "d_fine": "num_points_scale"}.get(kind):
+    quotients = {"rt_detr_v2": "n_points_scale", "d_fine": "num_points_scale", "deimv2": "num_points_scale"}
+    if quotient := quotients.get(kind):
         points = config.get("decoder_n_points", 4)
         counts = points if isinstance(points, (list, tuple)) else [points] * config.get("num_feature_levels", 3)
         arrays[f"encoder_attn.{quotient}"] = np.concatenate([np.full(count, 1 / count, np.float32) for count in counts])
-    if kind == "d_fine":
+    if kind in ("d_fine", "deimv2"):
         for key, value in OF_BINS.items():
             arrays[f"decoder.{key}"] = np.full(1, config.get(key, value), np.float32)
     return arrays
 
 
 def with_constants(config: dict[str, Any], state: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The config with the settings of D-FINE's bins in a file, which transformers prefers to those of the config."""
+    """The config with the settings of the bins in a file, which transformers prefers to those of the config."""
     read = {end: (state[f"model.{end}"], array) for end, array in constants(config).items() if f"model.{end}" in state}
     changed = {end: float(found[0]) for end, (found, known) in read.items() if found[0] != known[0]}
     return config | {end.removeprefix("decoder."): value for end, value in changed.items()}
@@ -288,10 +302,10 @@ def derived(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, np.nda
     known = constants(config)
     arrays = {f"model.{end}": array for end, array in known.items() if end.startswith("decoder.")}
     frozen = config["model_type"] == "deformable_detr" or config.get("freeze_backbone_batch_norms", True)
-    frozen = frozen and config["model_type"] not in WRITING  # whose backbones have none
+    frozen = frozen and config["model_type"] not in READING  # whose backbones have none
     for name in names:
         module = name.rpartition(".")[0]
-        if name.endswith(".running_var") and not (frozen and ".backbone." in name):
+        if name.endswith(".running_var") and not (frozen and re.search(OF_BACKBONES, name)):
             arrays[f"{module}.num_batches_tracked"] = np.zeros((), np.int64)
         if name.endswith("encoder_attn.sampling_offsets.bias"):
             layer = module.removesuffix("encoder_attn.sampling_offsets")

@@ -40,12 +40,14 @@ LW_DETR = replace(
     ema=0.9997,
     ema_warmup=0,
 )
-# By model_type: D-FINE's from the configs of Peterande/D-FINE (size S), Deformable DETR's from
-# fundamentalvision/Deformable-DETR, RF-DETR's from rfdetr 1.11.
+# By model_type: D-FINE's from the configs of Peterande/D-FINE (size S), DEIMv2's from those of
+# Intellindust-AI-Lab/DEIMv2 (size N), Deformable DETR's from fundamentalvision/Deformable-DETR, RF-DETR's from rfdetr
+# 1.11.
 RECIPES = {
     "rt_detr_v2": RT_DETR,
     "rt_detr": RT_DETR,
     "d_fine": replace(RT_DETR, learning_rate=2e-4, backbone_rate=0.5, warmup=500, ema_warmup=1000),
+    "deimv2": replace(RT_DETR, batch_size=32, learning_rate=8e-4, backbone_rate=0.5, ema_warmup=1000),
     "deformable_detr": replace(
         RT_DETR,
         learning_rate=2e-4,

@@ -42,19 +42,28 @@ class RTDetr(nn.Module):
         options = LayerOptions.of(config, train, self.dtype, config.layer_norm_eps)
         if any(side % COARSEST_STRIDE for side in images.shape[1:3]):
             raise ValueError(f"images must have sides divisible by {COARSEST_STRIDE}, got shape {images.shape}")
-        maps = list(self._backbone()(images, use_running_average=not train))
-        for index, x in enumerate(maps):
-            maps[index] = ConvNorm(config.encoder_hidden_dim, 1, options, name=f"encoder_input_proj_{index}")(x)
-        memory = pyramid(config, options, self._encoder(options)(maps), self.keeps_equal)
+        maps = self._encoder(options)(self._maps(images, options))
+        memory = pyramid(config, options, maps, self.keeps_equal)
         proposed, queries, reference = choose_queries(config, memory)
         queries, reference, hidden = add_denoising(config, queries, reference, denoising)
-        position = Head((2 * config.d_model, config.d_model), name="query_pos_head")
+        position = Head(*self._position, name="query_pos_head")
         classes = [class_head(config.num_labels, f"class_embed_{index}") for index in range(config.decoder_layers)]
         inputs = queries.astype(memory.features.dtype), reference, position, memory, classes
         trains = train or denoising is not None or self.is_initializing()
         found = self._decoded(options, inputs, hidden, trains)
         denoised, found = split(found, 0 if denoising is None else denoising.classes.shape[1])
         return Outputs(found, proposed, denoised)
+
+    @property
+    def _position(self) -> tuple[Any, ...]:
+        """The arguments of the `Head` that embeds positions."""
+        return ((2 * self.config.d_model, self.config.d_model),)
+
+    def _maps(self, images: jax.Array, options: LayerOptions, epsilon: float = 1e-5) -> list[jax.Array]:
+        """What the encoder takes. epsilon: of the normalisations after the backbone."""
+        maps = self._backbone()(images, use_running_average=not options.train)
+        project = partial(ConvNorm, self.config.encoder_hidden_dim, 1, options, epsilon=epsilon)
+        return [project(name=f"encoder_input_proj_{index}")(x) for index, x in enumerate(maps)]
 
     def _backbone(self) -> nn.Module:
         frozen = self.config.freeze_backbone_batch_norms

@@ -40,6 +40,7 @@ from .recipes import RECIPES, Loss, recipe_of
 from .weights import Checkpoint, stride_of
 
 SIZES = [480, 544, 608, 672, 736, 800, 640]
+WITH_BATCH_NORMS = ("rt_detr", "rt_detr_v2", "d_fine", "deimv2")  # in the backbone; those of others are constants
 CROPPED = ("deformable_detr", "lw_detr", "rf_detr")  # models whose authors' augmentation is a random crop
 PROGRAM = "python -m examples.detr.train"
 
@@ -132,7 +133,7 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
             found = weights.adapt(found, dataset.names, key)
     else:
         config = read_object(options.config)
-        if config.get("model_type") in ("rt_detr", "rt_detr_v2", "d_fine"):  # those of others have none, or constants
+        if config.get("model_type") in WITH_BATCH_NORMS:
             config = {"freeze_backbone_batch_norms": False} | config
         config = Watched(weights.with_labels(config, dataset.names))
         check_sizes(options.sizes, weights.make_model(config))

@@ -17,10 +17,20 @@ from examples.library import classes, files
 from jax_dcn import interop
 
 from . import names
-from .config import DeformableDetrConfig, DFineConfig, LwDetrConfig, RfDetrConfig, RTDetrConfig, label_names, require
-from .criterion import Criterion, DeformableDetrLosses, DFineLosses, LwDetrLosses, RTDetrLosses
+from .config import (
+    DeformableDetrConfig,
+    DeimConfig,
+    DFineConfig,
+    LwDetrConfig,
+    RfDetrConfig,
+    RTDetrConfig,
+    label_names,
+    require,
+)
+from .criterion import Criterion, DeformableDetrLosses, DeimLosses, DFineLosses, LwDetrLosses, RTDetrLosses
 from .d_fine import DFine
 from .deformable_detr import DeformableDetr
+from .deim import Deim
 from .images import Preprocessor
 from .lw_detr import LwDetr
 from .rt_detr import COARSEST_STRIDE, RTDetr
@@ -30,6 +40,7 @@ MODELS = {
     "rt_detr": (RTDetr, RTDetrConfig),
     "rt_detr_v2": (RTDetr, RTDetrConfig),
     "d_fine": (DFine, DFineConfig),
+    "deimv2": (Deim, DeimConfig),
     "lw_detr": (LwDetr, LwDetrConfig),
     "rf_detr": (LwDetr, RfDetrConfig),
 }
@@ -213,8 +224,11 @@ def criterion(checkpoint: Checkpoint) -> Criterion:
         return DeformableDetrLosses()
     if isinstance(checkpoint.model.config, LwDetrConfig):
         return LwDetrLosses(groups=checkpoint.model.config.group_detr)
-    if checkpoint.model_type == "d_fine":
-        return DFineLosses(distribution=checkpoint.model.config.distribution)
+    config = checkpoint.model.config
+    if isinstance(config, DeimConfig):
+        return DeimLosses(unites=config.encoder_type != "lite", distribution=config.distribution)
+    if isinstance(config, DFineConfig):
+        return DFineLosses(distribution=config.distribution)
     return RTDetrLosses()
 
 

@@ -26,12 +26,13 @@ def area(boxes: jax.Array) -> jax.Array:
 
 
 def centre_to_corners(boxes: jax.Array) -> jax.Array:
-    """Boxes (centre x, centre y, width, height) [..., 4] as (x0, y0, x1, y1).
+    """Boxes (centre x, centre y, width, height) [..., 4] as (x0, y0, x1, y1). Sizes below 0, which an untrained D-FINE
+    predicts, count as 0.
 
     >>> centre_to_corners(jnp.array([2.0, 5.0, 4.0, 8.0])).tolist()
     [0.0, 1.0, 4.0, 9.0]
     """
-    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    centre, half = boxes[..., :2], jnp.where(boxes[..., 2:] < 0, 0, boxes[..., 2:] / 2)
     return jnp.concatenate([centre - half, centre + half], -1)
 
 

@@ -38,6 +38,14 @@ def targets(config):
     return found
 
 
+def draws(config):
+    """The random numbers of denoising queries, as many as the config says for each sign."""
+    random, shape = np.random.default_rng(2), (2, 2 * config["num_denoising"])
+    classes = random.integers(0, len(config["id2label"]), shape)
+    sign, part = random.integers(0, 2, (*shape, 4)) > 0, random.uniform(size=(*shape, 4))
+    return random.uniform(size=shape), classes, sign, part
+
+
 def measured(name, array):
     """The norm of an array, and its inner products with two arrays that depend on its name."""
     random = np.random.default_rng(zlib.crc32(name.encode()))

@@ -66,7 +66,7 @@ def test_faster_rcnn():
 OF_TRAINING = ["deformable_detr", "deformable_detr_two_stage", "rt_detr_v2", "d_fine_simple"]
 
 
-@pytest.mark.parametrize("name", [*OF_TRAINING, "lw_detr", "lw_detr_scales", "rf_detr"])
+@pytest.mark.parametrize("name", [*OF_TRAINING, "lw_detr", "lw_detr_scales", "rf_detr", "deimv2_lite"])
 def test_the_page_exports_a_trained_detector(name, tmp_path):
     """By its own lines, for any number of images."""
     names = {}

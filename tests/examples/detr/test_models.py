@@ -89,7 +89,7 @@ def test_missing_and_unknown_names():
 
 
 DEEP, REFINE, RT_DETR = "deformable_detr_deep", "deformable_detr_refine", "rt_detr"
-LW_DETR, RF_DETR = "lw_detr", "rf_detr"
+LW_DETR, RF_DETR, DEIM, LITE = "lw_detr", "rf_detr", "deimv2", "deimv2_lite"
 TIMM, WIDE = (
     {"model_type": "timm_backbone", "backbone": "resnet50"},
     {"encoder_hidden_dim": 16, "decoder_in_channels": [16] * 3},
@@ -140,6 +140,12 @@ def vit(name, **settings):
         (RF_DETR, vit(RF_DETR, num_register_tokens=4), "num_register_tokens must be 0 in the config, got 4"),
         (RF_DETR, vit(RF_DETR, drop_path_rate=0.1), "drop_path_rate must be 0 or 0.0 in the config, got 0.1"),
         (RF_DETR, {"num_feature_levels": 2}, "num_feature_levels must be 1 in the config, got 2"),
+        (DEIM, {"encoder_fuse_op": "cat"}, "encoder_fuse_op must be 'sum' in the config, got 'cat'"),
+        (DEIM, {"encoder_type": "other"}, "encoder_type must be 'hybrid' or 'lite' in the config, got 'other'"),
+        (DEIM, {"backbone_config": {"model_type": "dinov3_vit"}}, "model_type must be 'hgnet_v2' in the config, got"),
+        (LITE, vit(LITE, out_indices=[2, 3]), r"len\(encoder_in_channels\) must be 2 in the config, got 1"),
+        (LITE, vit(LITE, out_indices=[2, 3]) | {"encoder_in_channels": [12, 16]}, r"len\(out_indices\) must be 1 in"),
+        (LITE, {"decoder_in_channels": [16]}, r"decoder_in_channels must be \[16, 16\] in the config"),
         ("rt_detr_v2_discrete", {"decoder_n_levels": 3}, "decoder_n_levels must be 4 in the config, got 3"),
         *(
             (RT_DETR, {name: value}, f"{name} must be like .* in the config, got")
@@ -169,7 +175,7 @@ def test_stages_of_backbones():
     assert DeformableDetrConfig.from_json(timm).backbone.out_indices == (1, 4)
 
 
-@pytest.mark.parametrize("name", [REFINE, DEEP, RT_DETR, LW_DETR])
+@pytest.mark.parametrize("name", [REFINE, DEEP, RT_DETR, LW_DETR, DEIM, LITE])
 def test_names_are_those_of_the_file(name):
     config, keys = detectors.CONFIGS[name], [key for key in detectors.read(name)[0] if "num_batches" not in key]
     assert len(keys) > 50 and [in_file(renamed(key, config["model_type"]), config) for key in keys] == keys
