@@ -43,7 +43,7 @@ def batches(steps, bad=None):
 
 def loss(variables, batch, key):
     """Its statistics count the steps."""
-    square = jnp.square(variables["params"]["x"] - batch).mean()
+    square = jnp.square(sum(variables["params"].values()) - batch).mean()
     return {"square": square}, {"count": variables["batch_stats"]["count"] + 1}
 
 
@@ -60,18 +60,18 @@ def save(path, variables):
         file.write_text(str(count(variables)))
 
 
-def command(out, *arguments, load=batches, measure=measured, draw=None, images="images"):
+def command(out, *arguments, load=batches, measure=measured, draw=None, images="images", recipe=RECIPE):
     """A command that trains for four steps, each of which is evaluated; the weights of step n have the n-th scores."""
-    parser = TrainingParser("train", "Train.", "the start", {"": RECIPE}, str(out))
+    parser = TrainingParser("train", "Train.", "the start", {"": recipe}, str(out))
     options = parser.parse_args(["a.json", "images", "--validation", "b.json", images, "--devices", "1", *arguments])
     choose_best(parser, options, list(SCORES))
     dataset, validation = (
         NO_IMAGES._replace(path=Path(path), folder=Path(folder))
         for path, folder in (("a.json", "images"), ("b.json", images))
     )
-    variables = {"params": {"x": jnp.ones(())}, "batch_stats": {"count": jnp.zeros((), int)}}
+    variables = {"params": {"x": jnp.ones(()), "y": jnp.zeros(())}, "batch_stats": {"count": jnp.zeros((), int)}}
     evaluation, results = Validation(measure, options.best, validation, ["AP"]), Results(save, draw=draw)
-    task = Task(chosen_recipe(options, RECIPE), variables, loss, load, evaluation, results)
+    task = Task(chosen_recipe(options, recipe), variables, loss, load, evaluation, results)
     trainer.run("train", options, task, dataset, {})
 
 
@@ -148,6 +148,21 @@ def test_errors_say_how_to_go_on(tmp_path):
     with pytest.raises(SystemExit, match=r"^train: error: detections.png of 4 cannot be written$"):
         command(tmp_path, "--resume", draw=draw)
     assert (tmp_path / "model").exists() and (tmp_path / "results.json").exists()
+
+
+def test_a_run_with_rates_of_layers_goes_on(tmp_path):
+    """As if it had not ended, and only with these rates."""
+    recipe = replace(RECIPE, rule="adamw", factors=(("y", 0.25),))
+    command(tmp_path / "whole", recipe=recipe)
+    with pytest.raises(SystemExit, match=r"Step 2 is saved"):
+        command(tmp_path / "parts", recipe=recipe, load=partial(batches, bad=2))
+    with pytest.raises(SystemExit, match=r"factors must be .*'y', 0.25.* to go on from .*, got"):
+        command(tmp_path / "parts", "--resume", recipe=replace(recipe, factors=(("y", 0.5),)))
+    command(tmp_path / "parts", "--resume", recipe=recipe)
+    command(tmp_path / "one rate", recipe=replace(recipe, factors=()))
+    logs = ((tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("whole", "parts", "one rate"))
+    whole, parts, one_rate = ([strict_json(step)["loss"] for step in log] for log in logs)
+    assert len(whole) == 4 and whole == parts and not np.allclose(whole, one_rate, rtol=0.01)
 
 
 def test_a_run_that_goes_on_with_another_rate(tmp_path):
