@@ -84,7 +84,7 @@ def test_help_has_a_number_for_each_field_of_the_recipe(command, capsys):
         about = rf" {option} (\[{field.name.upper()} ...\]|{field.name.upper()}) {field.metadata['help']} \({shown}[,)]"
         assert bool(re.search(about, text)) == (field.name not in without), about
     if command is detr:
-        assert "(0.0001, 0.0002 for d_fine and deformable_detr)" in text
+        assert "(0.0001, 0.0002 for d_fine and deformable_detr, 0.0008 for deimv2)" in text
 
 
 def test_warnings_are_printed_as_their_text(capsys):
