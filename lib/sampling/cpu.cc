@@ -61,25 +61,68 @@ DCN_INLINE void ReadFew(const int32_t* pixel, const T* image, Accumulator<T> (&v
   }
 }
 
-// The pixels, of one channel, that neighbouring points read as a tap; zeros where they read none.
+// The pixels, of one channel, that neighbouring points read as a tap.
 template <int N, typename T, size_t... kIndices>
 DCN_INLINE Vector<Accumulator<T>, N> ReadOne(const int32_t* pixel, const T* image, std::index_sequence<kIndices...>) {
-  using A = Accumulator<T>;
-  return Vector<A, N>{pixel[kIndices] < 0 ? A(0) : A(image[pixel[kIndices]])...};
+  return Vector<Accumulator<T>, N>{Accumulator<T>(image[pixel[kIndices]])...};
 }
 
-// The samples of a block with one channel.
+// Two neighbouring pixels, of one channel, that each of some neighbouring points reads.
+template <int N>
+struct Pairs {
+  FloatsOf<N> first, second;
+
+  template <size_t... kHalf, size_t... kIndices>
+  DCN_INLINE Pairs(const int32_t* pixel, const float* image, std::index_sequence<kHalf...>,
+                   std::index_sequence<kIndices...>) {
+    const auto load = [&](int32_t at) DCN_INLINED { return *reinterpret_cast<const Unaligned*>(image + at); };
+    const FloatsOf<N> low = (FloatsOf<N>)Vector<double, N / 2>{load(pixel[kHalf])...};
+    const FloatsOf<N> high = (FloatsOf<N>)Vector<double, N / 2>{load(pixel[N / 2 + kHalf])...};
+    first = __builtin_shufflevector(low, high, 2 * kIndices...);
+    second = __builtin_shufflevector(low, high, (2 * kIndices + 1)...);
+  }
+
+ private:
+  typedef double Unaligned __attribute__((aligned(4), may_alias));
+};
+
+// The samples of a block with one channel, whose taps are pairs.
+DCN_INLINE void SamplePairs(const SampleTaps<float>& taps, const float* image, float* out, int count) {
+  for (int p = 0; p < count; p += kLanes) {
+    Floats sum = {};
+    for (int32_t at = p; at < taps.taps() * kBlockPoints; at += 2 * kBlockPoints) {
+      const Pairs<kLanes> pair(taps.pixel(0) + at, image, std::make_index_sequence<kLanes / 2>(),
+                               std::make_index_sequence<kLanes>());
+      sum += Load(taps.weight(0) + at) * pair.first;
+      sum += Load(taps.weight(1) + at) * pair.second;
+    }
+    Store(sum, out + p, count - p);
+  }
+}
+
+// The samples of a block with one channel. Those that read no pixel load the first one, so that no load has a branch.
 template <typename T>
 DCN_INLINE void SampleOne(const SampleTaps<Accumulator<T>>& taps, const T* image, T* out, int count) {
   using A = Accumulator<T>;
   constexpr int N = kVectorBytes / sizeof(A);
+  using Pixels = Vector<int32_t, N>;
   const int32_t num_taps = taps.taps(), *const pixels = taps.pixel(0);
   const A *const weights = taps.weight(0), *const unread = taps.unread();
+  if constexpr (std::is_same_v<T, float>) {
+    if (taps.has_pairs()) return SamplePairs(taps, image, out, count);
+  }
+  alignas(kVectorBytes) int32_t loaded[kMaxTaps * kBlockPoints];
+  for (int i = 0; i < num_taps * kBlockPoints; i += N) {
+    const Pixels pixel = LoadUnconverted<N>(pixels + i);
+    StoreUnconverted<N>(pixel < 0 ? Pixels{} : pixel, loaded + i);
+  }
   for (int p = 0; p < count; p += N) {
     Vector<A, N> sum = Load<N>(unread + p);
     for (int32_t tap = 0; tap < num_taps; ++tap) {
       const int32_t at = tap * kBlockPoints + p;
-      sum += Load<N>(weights + at) * ReadOne<N>(pixels + at, image, std::make_index_sequence<N>());
+      const Vector<A, N> value = ReadOne<N>(loaded + at, image, std::make_index_sequence<N>());
+      const auto is_read = __builtin_convertvector(LoadUnconverted<N>(pixels + at) >= 0, decltype(value == value));
+      sum += Load<N>(weights + at) * (is_read ? value : Vector<A, N>{});
     }
     Store<N>(sum, out + p, count - p);
   }

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "attributes.h"
+#include "vectors.h"
 
 DCN_BEGIN_TARGET
 namespace {
@@ -18,6 +19,68 @@ DCN_INLINE void WithConstant(Enum value, const Body& body) {
       WithConstant<kCount - 1>(value, body);
     }
   }
+}
+
+template <int N>
+using Integers = Vector<int32_t, N>;
+
+// A comparison of vectors, as wide as pixels.
+template <int N, typename Comparison>
+DCN_INLINE Integers<N> Mask(const Comparison& comparison) {
+  return __builtin_convertvector(comparison, Integers<N>);
+}
+
+template <int N>
+DCN_INLINE bool Any(const Integers<N>& mask) {
+  int32_t any = 0;
+  for (int i = 0; i < N; ++i) any |= mask[i];
+  return any != 0;
+}
+
+// FoldPixel, without its last step, of a pixel at most one period outside.
+template <int N>
+DCN_INLINE Integers<N> FoldOnce(const Integers<N>& index, int32_t size, Outside outside) {
+  const Integers<N> is_below = index < 0, is_above = index >= size;
+  if (outside < Outside::kWrap) return index;
+  if (outside == Outside::kWrap) return index + (is_below & size) - (is_above & size);
+  const int32_t edge = outside == Outside::kReflect;
+  return is_below ? -edge - index : is_above ? 2 * size - 2 + edge - index : index;
+}
+
+// The pixels of neighbouring points on one axis.
+template <int N, int kAxisTaps>
+struct VectorAxis {
+  Integers<N> pixel[kAxisTaps], is_read[kAxisTaps];
+};
+
+// Locates the points p, p + 1, … of a block on an axis: at the nearest pixel, halves away from zero, or between two.
+// is_other: the lanes of points that are NaN or farther outside than FoldOnce reaches, whose taps are wrong.
+template <int kAxisTaps, int N, typename A>
+DCN_INLINE VectorAxis<N, kAxisTaps> LocateVector(BlockAxis<A>& axis, int p, int32_t size, int32_t pixel_stride,
+                                                 const SamplingRules& rules, Integers<N>& is_other) {
+  using V = Vector<A, N>;
+  const V position = Load<N>(axis.position + p), limit = V{} + A(rules.repeats() ? kFar : size + kMaxAxisTaps);
+  const V below = position < limit ? position : limit, bounded = below > -limit ? below : -limit;
+  is_other |= Mask<N>(position != position);
+  const Integers<N> whole = __builtin_convertvector(bounded, Integers<N>);
+  const V rest = bounded - __builtin_convertvector(whole, V);
+  const Integers<N> first = kAxisTaps == 2 ? whole + Mask<N>(rest < A(0))
+                                           : whole - Mask<N>(rest >= A(0.5)) + Mask<N>(rest <= A(-0.5));
+  const V fraction = bounded - __builtin_convertvector(first, V), one = V{} + A(1);
+  Store<N>(fraction, axis.fraction + p);
+  Store<N>(kAxisTaps == 2 ? one - fraction : one, axis.weight[0] + p);
+  if constexpr (kAxisTaps == 2) Store<N>(fraction, axis.weight[1] + p);
+  const V slope = Load<N>(axis.slope + p);
+  Store<N>((bounded < limit) & (bounded > -limit) ? slope : V{}, axis.slope + p);
+  VectorAxis<N, kAxisTaps> taps;
+  for (int tap = 0; tap < kAxisTaps; ++tap) {
+    const Integers<N> index = FoldOnce<N>(first + tap, size, rules.outside), last = Integers<N>{} + (size - 1);
+    const Integers<N> raised = index > 0 ? index : 0, inside = raised < last ? raised : last;
+    taps.is_read[tap] = rules.outside == Outside::kClip ? Integers<N>{} - 1 : index == inside;
+    if (rules.repeats()) is_other |= index != inside;
+    taps.pixel[tap] = inside * pixel_stride;
+  }
+  return taps;
 }
 
 }  // namespace
@@ -39,8 +102,7 @@ void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int
   batch_ = batch;
   first_ = first;
   count_ = count;
-  int32_t pixel_stride = 1;
-  for (int i = sizes_.dims; i-- > 0; pixel_stride *= sizes_.size[i]) {
+  for (int i = 0; i < sizes_.dims; ++i) {
     const A* const coordinate = locations + sizes_.coordinate(batch, first, i);
     const AxisScale<A> scale(sizes_.rules.units, sizes_.size[i]);
     BlockAxis<A>& axis = axes_[i];
@@ -49,13 +111,21 @@ void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int
     });
     std::fill(axis.position + count, axis.position + kBlockPoints, A(0));
     std::fill_n(axis.slope, kBlockPoints, scale.scale);
-    LocateAxis(axis, sizes_.size[i], pixel_stride);
+    FoldAxis(axis, sizes_.size[i]);
+  }
+  const Interpolation interpolation = sizes_.rules.interpolation;
+  if (interpolation == Interpolation::kLinear && LocateVectors<2>()) return;
+  if (interpolation == Interpolation::kRounded && LocateVectors<1>()) return;
+  has_pairs_ = false;
+  int32_t pixel_stride = 1;
+  for (int i = sizes_.dims; i-- > 0; pixel_stride *= sizes_.size[i]) {
+    LocateAxis(axes_[i], sizes_.size[i], pixel_stride);
   }
   Combine();
 }
 
 template <typename A>
-void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride) {
+void SampleTaps<A>::FoldAxis(BlockAxis<A>& axis, int32_t size) {
   const SamplingRules rules = sizes_.rules;
   WithConstant<3>(rules.fold, [&](auto fold) DCN_INLINED {
     if (fold == Fold::kNone) return;
@@ -66,6 +136,55 @@ void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_s
       axis.slope[p] *= folded.slope;
     }
   });
+}
+
+// Locates all points of a block by vectors. Returns whether that is possible; otherwise LocateAxis does.
+template <typename A>
+template <int kAxisTaps>
+bool SampleTaps<A>::LocateVectors() {
+  if (sizes_.pixels() == 0) return false;
+  return sizes_.dims == 1   ? LocateVectorsOf<1, kAxisTaps>()
+         : sizes_.dims == 2 ? LocateVectorsOf<2, kAxisTaps>()
+                            : LocateVectorsOf<3, kAxisTaps>();
+}
+
+template <typename A>
+template <int kDims, int kAxisTaps>
+bool SampleTaps<A>::LocateVectorsOf() {
+  constexpr int N = kVectorBytes / sizeof(A), kTaps = kAxisTaps == 1 ? 1 : 1 << kDims;
+  const SamplingRules rules = sizes_.rules;
+  Integers<N> is_other = {}, is_single = {};  // the lanes of points for which this way, or has_pairs, is wrong
+  for (int p = 0; p < kBlockPoints; p += N) {
+    VectorAxis<N, kAxisTaps> axes[kDims];
+    int32_t pixel_stride = 1;
+    for (int i = kDims; i-- > 0; pixel_stride *= sizes_.size[i]) {
+      axes[i] = LocateVector<kAxisTaps, N>(axes_[i], p, sizes_.size[i], pixel_stride, rules, is_other);
+    }
+    if (kAxisTaps == 2) is_single |= axes[kDims - 1].pixel[1] != axes[kDims - 1].pixel[0] + 1;
+    Store<N>(Vector<A, N>{}, unread_ + p);
+    DCN_UNROLL
+    for (int tap = 0; tap < kTaps; ++tap) {
+      Integers<N> pixel = {}, is_read = pixel - 1;
+      Vector<A, N> weight;
+      for (int i = 0; i < kDims; ++i) {
+        const int axis_tap = kAxisTaps == 1 ? 0 : tap >> (kDims - 1 - i) & 1;
+        const Vector<A, N> of_axis = Load<N>(axes_[i].weight[axis_tap] + p);
+        pixel += axes[i].pixel[axis_tap];
+        is_read &= axes[i].is_read[axis_tap];
+        weight = i ? weight * of_axis : of_axis;
+      }
+      is_single |= ~is_read;
+      StoreUnconverted<N>(is_read ? pixel : Integers<N>{} - 1, &pixel_[tap * kBlockPoints + p]);
+      Store<N>(weight, &weight_[tap * kBlockPoints + p]);
+    }
+  }
+  has_pairs_ = kAxisTaps == 2 && !Any<N>(is_single);
+  return !Any<N>(is_other);
+}
+
+template <typename A>
+void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride) {
+  const SamplingRules rules = sizes_.rules;
   int32_t is_read[kBlockPoints];  // as wide as pixels, so that compilers vectorize the loops
   WithConstant<4>(rules.interpolation, [&](auto interpolation) DCN_INLINED {
     SamplingRules constant = rules;

@@ -5,8 +5,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "aligned_vector.h"
 #include "instruction_sets.h"
 #include "sampling/sampling.h"
 
@@ -19,7 +19,7 @@ constexpr int kMaxTaps = kMaxAxisTaps * kMaxAxisTaps;  // of a cubic sample, whi
 
 // The taps of a block's points on one axis of the image.
 template <typename A>
-struct BlockAxis {
+struct alignas(64) BlockAxis {
   A position[kBlockPoints], slope[kBlockPoints];  // the slope: of the position in the coordinate
   A fraction[kBlockPoints];
   int32_t first[kBlockPoints];                // tap, before the rule for those outside
@@ -41,6 +41,8 @@ class SampleTaps {
   // The pixel of the image that each sample reads as its tap, negative if none, and its weight.
   const int32_t* pixel(int32_t tap) const { return &pixel_[tap * kBlockPoints]; }
   const A* weight(int32_t tap) const { return &weight_[tap * kBlockPoints]; }
+  // Whether taps 0 and 1, 2 and 3, … of each point read neighbouring pixels.
+  bool has_pairs() const { return has_pairs_; }
   // The value of a sample that reads nothing: NaN for a NaN location, else 0.
   const A* unread() const { return unread_; }
 
@@ -49,6 +51,11 @@ class SampleTaps {
   void Differentiate(const A* dots, A* d_locations) const;
 
  private:
+  void FoldAxis(BlockAxis<A>& axis, int32_t size);
+  template <int kAxisTaps>
+  bool LocateVectors();
+  template <int kDims, int kAxisTaps>
+  bool LocateVectorsOf();
   void LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride);
   void Combine();
 
@@ -56,11 +63,12 @@ class SampleTaps {
   const int32_t taps_;
   int8_t tap_of_axis_[kMaxTaps][kMaxAxes];
   BlockAxis<A> axes_[kMaxAxes];
-  std::vector<int32_t> pixel_;
-  std::vector<A> weight_;
-  A unread_[kBlockPoints];
+  AlignedVector<int32_t> pixel_;
+  AlignedVector<A> weight_;
+  alignas(64) A unread_[kBlockPoints];
   int64_t batch_ = 0, first_ = 0;
   int count_ = 0;
+  bool has_pairs_ = false;
 };
 
 DCN_END_TARGET
