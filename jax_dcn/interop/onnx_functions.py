@@ -24,8 +24,8 @@ from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.roi_pool.arguments import Operands as PoolingOperands
 from jax_dcn._operators.roi_pool.arguments import Spec as PoolingSpec
 from jax_dcn._operators.sampling.arguments import Operands as SamplingOperands
+from jax_dcn._operators.sampling.arguments import axis_coordinates, num_points
 from jax_dcn._operators.sampling.geometry import Spec as SamplingSpec
-from jax_dcn._operators.sampling.geometry import axis_coordinates
 from jax_dcn._primitive.jax_internals import Primitive, jaxpr_as_fun, move_to_front, primitive_batchers
 from jax_dcn.interop import onnx_nodes
 
@@ -112,10 +112,10 @@ def aggregation(operands: AggregationOperands[jax.Array], spec: aggregation_geom
 
 
 def sampling(operands: SamplingOperands[jax.Array], spec: SamplingSpec) -> jax.Array:
-    x, locations = operands
+    x = operands.x
     attributes = onnx_nodes.grid_sample(spec)
-    sizes, channels, points = x.shape[-spec.dims - 1 : -1], x.shape[-1], spec.points(locations)
-    axes = [axis_coordinates(locations, spec, axis).reshape(-1, points) for axis in range(spec.dims)]
+    sizes, channels, points = x.shape[-spec.dims - 1 : -1], x.shape[-1], num_points(operands)
+    axes = [coordinate.reshape(-1, points) for coordinate in axis_coordinates(operands)]
     if spec.units == "pixels":
         corners = attributes["align_corners"]
         axes = [(2 * axis + 1 - corners) / (size - corners) - 1 for axis, size in zip(axes, sizes, strict=True)]

@@ -51,12 +51,11 @@ DCN_INLINE const T* PixelAt(const T* image, int32_t pixel, int64_t channels, con
   return pixel < 0 ? zeros : image + pixel * channels;
 }
 
-// The pixels that the samples of a block of few channels read as a tap; the first pixel where they read none, so that
-// the loops over points have no branches.
+// The pixels that the samples of a block of few channels load for a tap.
 template <int kChannels, typename T>
-DCN_INLINE void ReadFew(const int32_t* pixel, const T* image, Accumulator<T> (&values)[kChannels][kBlockPoints]) {
+DCN_INLINE void ReadFew(const int32_t* loaded, const T* image, Accumulator<T> (&values)[kChannels][kBlockPoints]) {
   for (int p = 0; p < kBlockPoints; ++p) {
-    const T* const from = image + std::max(pixel[p], 0) * kChannels;
+    const T* const from = image + loaded[p] * kChannels;
     for (int c = 0; c < kChannels; ++c) values[c][p] = Accumulator<T>(from[c]);
   }
 }
@@ -86,43 +85,36 @@ struct Pairs {
   typedef double Unaligned __attribute__((aligned(4), may_alias));
 };
 
-// The samples of a block with one channel, whose taps are pairs.
-DCN_INLINE void SamplePairs(const SampleTaps<float>& taps, const float* image, float* out, int count) {
-  for (int p = 0; p < count; p += kLanes) {
-    Floats sum = {};
-    for (int32_t at = p; at < taps.taps() * kBlockPoints; at += 2 * kBlockPoints) {
-      const Pairs<kLanes> pair(taps.pixel(0) + at, image, std::make_index_sequence<kLanes / 2>(),
-                               std::make_index_sequence<kLanes>());
-      sum += Load(taps.weight(0) + at) * pair.first;
-      sum += Load(taps.weight(1) + at) * pair.second;
-    }
-    Store(sum, out + p, count - p);
+// The samples of neighbouring points whose taps are pairs.
+DCN_INLINE Floats SumOfPairs(const SampleTaps<float>& taps, const float* image, int p) {
+  Floats sum = {};
+  for (int32_t at = p; at < taps.taps() * kBlockPoints; at += 2 * kBlockPoints) {
+    const Pairs<kLanes> pair(taps.pixel(0) + at, image, std::make_index_sequence<kLanes / 2>(),
+                             std::make_index_sequence<kLanes>());
+    sum += Load(taps.weight(0) + at) * pair.first;
+    sum += Load(taps.weight(1) + at) * pair.second;
   }
+  return sum;
 }
 
-// The samples of a block with one channel. Those that read no pixel load the first one, so that no load has a branch.
+// The samples of a block with one channel.
 template <typename T>
 DCN_INLINE void SampleOne(const SampleTaps<Accumulator<T>>& taps, const T* image, T* out, int count) {
   using A = Accumulator<T>;
   constexpr int N = kVectorBytes / sizeof(A);
-  using Pixels = Vector<int32_t, N>;
-  const int32_t num_taps = taps.taps(), *const pixels = taps.pixel(0);
-  const A *const weights = taps.weight(0), *const unread = taps.unread();
-  if constexpr (std::is_same_v<T, float>) {
-    if (taps.has_pairs()) return SamplePairs(taps, image, out, count);
-  }
-  alignas(kVectorBytes) int32_t loaded[kMaxTaps * kBlockPoints];
-  for (int i = 0; i < num_taps * kBlockPoints; i += N) {
-    const Pixels pixel = LoadUnconverted<N>(pixels + i);
-    StoreUnconverted<N>(pixel < 0 ? Pixels{} : pixel, loaded + i);
-  }
   for (int p = 0; p < count; p += N) {
-    Vector<A, N> sum = Load<N>(unread + p);
-    for (int32_t tap = 0; tap < num_taps; ++tap) {
-      const int32_t at = tap * kBlockPoints + p;
-      const Vector<A, N> value = ReadOne<N>(loaded + at, image, std::make_index_sequence<N>());
-      const auto is_read = __builtin_convertvector(LoadUnconverted<N>(pixels + at) >= 0, decltype(value == value));
-      sum += Load<N>(weights + at) * (is_read ? value : Vector<A, N>{});
+    if constexpr (std::is_same_v<T, float>) {
+      if (taps.has_pairs(p)) {
+        Store(SumOfPairs(taps, image, p), out + p, count - p);
+        continue;
+      }
+    }
+    Vector<A, N> sum = Load<N>(taps.unread() + p);
+    for (int32_t tap = 0; tap < taps.taps(); ++tap) {
+      const Vector<A, N> value = ReadOne<N>(taps.loaded(tap) + p, image, std::make_index_sequence<N>());
+      const Vector<int32_t, N> is_read = LoadUnconverted<N>(taps.pixel(tap) + p) >= 0;
+      const auto mask = __builtin_convertvector(is_read, decltype(value == value));
+      sum += Load<N>(taps.weight(tap) + p) * (mask ? value : Vector<A, N>{});
     }
     Store<N>(sum, out + p, count - p);
   }
@@ -190,7 +182,7 @@ DCN_INLINE void DotFew(const SampleTaps<Accumulator<T>>& taps, const T* image, c
   for (int32_t tap = 0; tap < taps.taps(); ++tap, dots += kBlockPoints) {
     const int32_t* const pixel = taps.pixel(tap);
     A value[kChannels][kBlockPoints];
-    ReadFew(pixel, image, value);
+    ReadFew(taps.loaded(tap), image, value);
     DCN_INDEPENDENT_ITERATIONS
     for (int p = 0; p < kBlockPoints; ++p) {
       A dot = 0;
@@ -224,7 +216,8 @@ DCN_INLINE void DotMany(const SampleTaps<Accumulator<T>>& taps, const T* image, 
 // Calls body(taps, batch, first, count) for blocks of points, which together are the points of all batches, with the
 // taps of each block.
 template <typename A, typename Body>
-void ParallelPoints(Device& device, const SamplingSizes& sizes, const A* locations, const Body& body) {
+void ParallelPoints(Device& device, const SamplingSizes& sizes, const Coordinates<const A>& locations,
+                    const Body& body) {
   constexpr int64_t kGrain = 1 << 16;  // channels of pixels that a range reads
   const int64_t block_size = kBlockPoints * sizes.taps() * std::max<int64_t>(sizes.channels, 1);
   const int64_t blocks_per_batch = (sizes.points + kBlockPoints - 1) / kBlockPoints;
@@ -308,8 +301,8 @@ struct ShareBuffers {
 
 // Computes a share of x's cotangent, of type S: T or A.
 template <typename S, typename T>
-void ComputeShare(const SamplingSizes& sizes, const Share& share, const Accumulator<T>* locations, const T* d_out,
-                  S* d_x, ShareBuffers<Accumulator<T>>& buffers) {
+void ComputeShare(const SamplingSizes& sizes, const Share& share, const Coordinates<const Accumulator<T>>& locations,
+                  const T* d_out, S* d_x, ShareBuffers<Accumulator<T>>& buffers) {
   using A = Accumulator<T>;
   S* const out = d_x + (share.batch * sizes.pixels() + share.first_pixel) * sizes.channels + share.first_channel;
   A* sums;
@@ -343,8 +336,8 @@ void ComputeShare(const SamplingSizes& sizes, const Share& share, const Accumula
 
 }  // namespace
 
-const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x, const void* locations,
-                   void* out) {
+const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
+                   const Coordinates<const void>& locations, void* out) {
   if (std::min({sizes.batches, sizes.points, sizes.channels}) == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
@@ -366,13 +359,14 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
         }
       });
     };
-    ParallelPoints(device, sizes, static_cast<const A*>(locations), sample);
+    ParallelPoints(device, sizes, locations.As<const A>(), sample);
   });
   return nullptr;
 }
 
-const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
-                               const void* d_out, bool is_wide, void* d_x, const CsrTables&) {
+const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes,
+                               const Coordinates<const void>& locations, const void* d_out, bool is_wide, void* d_x,
+                               const CsrTables&) {
   if (std::min({sizes.batches, sizes.pixels(), sizes.channels}) == 0) return nullptr;
   const int64_t threads = device.threads();
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
@@ -381,10 +375,11 @@ const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes&
     const auto compute = [&](auto* result) {
       using S = std::remove_pointer_t<decltype(result)>;
       PreferLargePages(result, sizes.batches * sizes.pixels() * sizes.channels);
+      const Coordinates<const A> typed = locations.As<const A>();
       const ShareGrid shares(sizes, threads, std::is_same_v<S, A> ? 0 : sizeof(A));
       const auto make = [&] { return ShareBuffers<A>{SampleTaps<A>(sizes), {}}; };
       device.ParallelFor(shares.size(), make, [&](ShareBuffers<A>& buffers, int64_t i) {
-        ComputeShare(sizes, shares[i], static_cast<const A*>(locations), static_cast<const T*>(d_out), result, buffers);
+        ComputeShare(sizes, shares[i], typed, static_cast<const T*>(d_out), result, buffers);
       });
     };
     is_wide ? compute(static_cast<A*>(d_x)) : compute(static_cast<T*>(d_x));
@@ -393,12 +388,15 @@ const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes&
 }
 
 const char* SamplingLocationsCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
-                                       const void* locations, const void* d_out, void* d_locations) {
+                                       const Coordinates<const void>& locations, const void* d_out,
+                                       const Coordinates<void>& d_locations) {
   if (std::min(sizes.batches, sizes.points) == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    PreferLargePages(static_cast<A*>(d_locations), sizes.batches * sizes.points * sizes.dims);
+    const Coordinates<A> typed = d_locations.As<A>();
+    const int64_t elements = sizes.batches * sizes.points * (sizes.is_planar ? 1 : sizes.dims);
+    for (int axis = 0; axis < (sizes.is_planar ? sizes.dims : 1); ++axis) PreferLargePages(typed.array[axis], elements);
     const std::vector<T> zeros(std::max<int64_t>(sizes.channels, 1), T(0));
     const T* const images = sizes.pixels() ? static_cast<const T*>(x) : zeros.data();
     const auto differentiate = [&](const SampleTaps<A>& taps, int64_t batch, int64_t first, int count) {
@@ -412,9 +410,9 @@ const char* SamplingLocationsCotangent(Device& device, DType dtype, const Sampli
           DotMany(taps, image, zeros.data(), d, sizes.channels, count, dots.data());
         }
       });
-      taps.Differentiate(dots.data(), static_cast<A*>(d_locations));
+      taps.Differentiate(dots.data(), typed);
     };
-    ParallelPoints(device, sizes, static_cast<const A*>(locations), differentiate);
+    ParallelPoints(device, sizes, locations.As<const A>(), differentiate);
   });
   return nullptr;
 }

@@ -1,6 +1,7 @@
 #include "sampling/cpu_taps.h"
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "attributes.h"
@@ -32,8 +33,10 @@ DCN_INLINE Integers<N> Mask(const Comparison& comparison) {
 
 template <int N>
 DCN_INLINE bool Any(const Integers<N>& mask) {
-  int32_t any = 0;
-  for (int i = 0; i < N; ++i) any |= mask[i];
+  const auto bytes = __builtin_convertvector(mask, Vector<int8_t, N>);
+  uint64_t words[(N + 7) / 8] = {}, any = 0;
+  std::memcpy(words, &bytes, N);
+  for (const uint64_t word : words) any |= word;
   return any != 0;
 }
 
@@ -64,8 +67,8 @@ DCN_INLINE VectorAxis<N, kAxisTaps> LocateVector(BlockAxis<A>& axis, int p, int3
   is_other |= Mask<N>(position != position);
   const Integers<N> whole = __builtin_convertvector(bounded, Integers<N>);
   const V rest = bounded - __builtin_convertvector(whole, V);
-  const Integers<N> first = kAxisTaps == 2 ? whole + Mask<N>(rest < A(0))
-                                           : whole - Mask<N>(rest >= A(0.5)) + Mask<N>(rest <= A(-0.5));
+  const Integers<N> first =
+      kAxisTaps == 2 ? whole + Mask<N>(rest < A(0)) : whole - Mask<N>(rest >= A(0.5)) + Mask<N>(rest <= A(-0.5));
   const V fraction = bounded - __builtin_convertvector(first, V), one = V{} + A(1);
   Store<N>(fraction, axis.fraction + p);
   Store<N>(kAxisTaps == 2 ? one - fraction : one, axis.weight[0] + p);
@@ -94,16 +97,17 @@ SampleTaps<A>::SampleTaps(const SamplingSizes& sizes) : sizes_(sizes), taps_(siz
     }
   }
   pixel_.resize(taps_ * kBlockPoints);
+  loaded_.resize(taps_ * kBlockPoints);
   weight_.resize(taps_ * kBlockPoints);
 }
 
 template <typename A>
-void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int count) {
+void SampleTaps<A>::Locate(const Coordinates<const A>& locations, int64_t batch, int64_t first, int count) {
   batch_ = batch;
   first_ = first;
   count_ = count;
   for (int i = 0; i < sizes_.dims; ++i) {
-    const A* const coordinate = locations + sizes_.coordinate(batch, first, i);
+    const A* const coordinate = locations.array[i] + sizes_.coordinate(batch, first, i);
     const AxisScale<A> scale(sizes_.rules.units, sizes_.size[i]);
     BlockAxis<A>& axis = axes_[i];
     WithConstant<kMaxAxes + 1>(int(sizes_.coordinate_stride()), [&](auto stride) DCN_INLINED {
@@ -116,7 +120,7 @@ void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int
   const Interpolation interpolation = sizes_.rules.interpolation;
   if (interpolation == Interpolation::kLinear && LocateVectors<2>()) return;
   if (interpolation == Interpolation::kRounded && LocateVectors<1>()) return;
-  has_pairs_ = false;
+  std::fill_n(has_pairs_, kBlockPoints, false);
   int32_t pixel_stride = 1;
   for (int i = sizes_.dims; i-- > 0; pixel_stride *= sizes_.size[i]) {
     LocateAxis(axes_[i], sizes_.size[i], pixel_stride);
@@ -153,14 +157,14 @@ template <int kDims, int kAxisTaps>
 bool SampleTaps<A>::LocateVectorsOf() {
   constexpr int N = kVectorBytes / sizeof(A), kTaps = kAxisTaps == 1 ? 1 : 1 << kDims;
   const SamplingRules rules = sizes_.rules;
-  Integers<N> is_other = {}, is_single = {};  // the lanes of points for which this way, or has_pairs, is wrong
+  Integers<N> is_other = {};
   for (int p = 0; p < kBlockPoints; p += N) {
     VectorAxis<N, kAxisTaps> axes[kDims];
     int32_t pixel_stride = 1;
     for (int i = kDims; i-- > 0; pixel_stride *= sizes_.size[i]) {
       axes[i] = LocateVector<kAxisTaps, N>(axes_[i], p, sizes_.size[i], pixel_stride, rules, is_other);
     }
-    if (kAxisTaps == 2) is_single |= axes[kDims - 1].pixel[1] != axes[kDims - 1].pixel[0] + 1;
+    Integers<N> is_single = axes[kDims - 1].pixel[kAxisTaps - 1] != axes[kDims - 1].pixel[0] + 1;
     Store<N>(Vector<A, N>{}, unread_ + p);
     DCN_UNROLL
     for (int tap = 0; tap < kTaps; ++tap) {
@@ -174,11 +178,12 @@ bool SampleTaps<A>::LocateVectorsOf() {
         weight = i ? weight * of_axis : of_axis;
       }
       is_single |= ~is_read;
+      StoreUnconverted<N>(pixel, &loaded_[tap * kBlockPoints + p]);
       StoreUnconverted<N>(is_read ? pixel : Integers<N>{} - 1, &pixel_[tap * kBlockPoints + p]);
       Store<N>(weight, &weight_[tap * kBlockPoints + p]);
     }
+    has_pairs_[p] = !Any<N>(is_single);
   }
-  has_pairs_ = kAxisTaps == 2 && !Any<N>(is_single);
   return !Any<N>(is_other);
 }
 
@@ -245,11 +250,12 @@ void SampleTaps<A>::Combine() {
         weight[p] = first_weight[p] * second_weight[p];
       }
     }
+    for (int p = 0; p < kBlockPoints; ++p) loaded_[tap * kBlockPoints + p] = std::max(pixel[p], 0);
   }
 }
 
 template <typename A>
-void SampleTaps<A>::Differentiate(const A* dots, A* d_locations) const {
+void SampleTaps<A>::Differentiate(const A* dots, const Coordinates<A>& d_locations) const {
   for (int i = 0; i < sizes_.dims; ++i) {
     const BlockAxis<A>& axis = axes_[i];
     A slope[kMaxAxisTaps][kBlockPoints], sum[kBlockPoints] = {};
@@ -268,7 +274,7 @@ void SampleTaps<A>::Differentiate(const A* dots, A* d_locations) const {
       }
       for (int p = 0; p < kBlockPoints; ++p) sum[p] += product[p] * dots[tap * kBlockPoints + p];
     }
-    A* const out = d_locations + sizes_.coordinate(batch_, first_, i);
+    A* const out = d_locations.array[i] + sizes_.coordinate(batch_, first_, i);
     const int64_t stride = sizes_.coordinate_stride();
     for (int p = 0; p < count_; ++p) out[p * stride] = sum[p] * axis.slope[p] + unread_[p];
   }

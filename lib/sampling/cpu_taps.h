@@ -35,20 +35,22 @@ class SampleTaps {
 
   // Locates `count` points from `first` on. For points after them, the arrays below hold valid pixels and finite
   // weights, which are unused.
-  void Locate(const A* locations, int64_t batch, int64_t first, int count);
+  void Locate(const Coordinates<const A>& locations, int64_t batch, int64_t first, int count);
 
   int32_t taps() const { return taps_; }
-  // The pixel of the image that each sample reads as its tap, negative if none, and its weight.
+  // The weight of each tap, and the pixel of the image that each sample reads as it, negative if none.
   const int32_t* pixel(int32_t tap) const { return &pixel_[tap * kBlockPoints]; }
+  // The same, and some pixel of the image where a sample reads none, so that loops over points need no branches.
+  const int32_t* loaded(int32_t tap) const { return &loaded_[tap * kBlockPoints]; }
   const A* weight(int32_t tap) const { return &weight_[tap * kBlockPoints]; }
-  // Whether taps 0 and 1, 2 and 3, … of each point read neighbouring pixels.
-  bool has_pairs() const { return has_pairs_; }
+  // Whether taps 0 and 1, 2 and 3, … of the points p, p + 1, … of a vector read neighbouring pixels.
+  bool has_pairs(int p) const { return has_pairs_[p]; }
   // The value of a sample that reads nothing: NaN for a NaN location, else 0.
   const A* unread() const { return unread_; }
 
   // Writes the cotangents of the located coordinates. dots[tap · kBlockPoints + i]: the product, over the channels, of
   // point i's cotangent and the pixel of its tap.
-  void Differentiate(const A* dots, A* d_locations) const;
+  void Differentiate(const A* dots, const Coordinates<A>& d_locations) const;
 
  private:
   void FoldAxis(BlockAxis<A>& axis, int32_t size);
@@ -63,12 +65,12 @@ class SampleTaps {
   const int32_t taps_;
   int8_t tap_of_axis_[kMaxTaps][kMaxAxes];
   BlockAxis<A> axes_[kMaxAxes];
-  AlignedVector<int32_t> pixel_;
+  AlignedVector<int32_t> pixel_, loaded_;
   AlignedVector<A> weight_;
   alignas(64) A unread_[kBlockPoints];
   int64_t batch_ = 0, first_ = 0;
   int count_ = 0;
-  bool has_pairs_ = false;
+  bool has_pairs_[kBlockPoints] = {};
 };
 
 DCN_END_TARGET

@@ -50,7 +50,7 @@ struct WarpOfPoints {
   LocatedPoint<A, S> located;
   int32_t pixel[S::kTaps];
 
-  __device__ WarpOfPoints(const SamplingSizes& sizes, const A* locations, int64_t first)
+  __device__ WarpOfPoints(const SamplingSizes& sizes, const Coordinates<const A>& locations, int64_t first)
       : first(first),
         end(sizes.batches * sizes.points),
         batch(Quotient(own(), sizes.points)),
@@ -78,7 +78,7 @@ struct WarpOfPoints {
 template <typename A, typename S, int kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic && kVector != 1>)
     SampleKernel(SamplingSizes sizes, VectorType vector_type, uint32_t pixel_bytes, int log2_lanes, const char* x,
-                 const A* locations, char* out) {
+                 Coordinates<const A> locations, char* out) {
   const int channels = int(sizes.channels);
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
     const WarpOfPoints<A, S> own(sizes, locations, first);
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic && kVector !=
 template <typename A, typename S>
 __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic>)
     LocationsCotangentKernel(SamplingSizes sizes, VectorType vector_type, uint32_t pixel_bytes, int log2_lanes,
-                             const char* x, const A* locations, const char* d_out, A* d_locations) {
+                             const char* x, Coordinates<const A> locations, const char* d_out,
+                             Coordinates<A> d_locations) {
   const int channels = int(sizes.channels);
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
     const WarpOfPoints<A, S> own(sizes, locations, first);
@@ -163,15 +164,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<A, S::kIsCubic>)
         sum += own.located.weight_slope(sizes.rules.interpolation, tap, axis) * own_dot[tap];
       }
       const int64_t point = own.own() - own.batch * sizes.points;
-      if (axis < sizes.dims) d_locations[sizes.coordinate(own.batch, point, axis)] = sum;
+      if (axis < sizes.dims) d_locations.array[axis][sizes.coordinate(own.batch, point, axis)] = sum;
     }
   }
 }
 
 }  // namespace
 
-const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x, const void* locations,
-                   void* out) {
+const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
+                   const Coordinates<const void>& locations, void* out) {
   const VectorType vector_type(dtype, sizes.channels);
   const int64_t pixel_bytes = sizes.channels * BytesOf(dtype);
   return DispatchShape(sizes, [&](auto shape) {
@@ -180,8 +181,7 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
       using A = decltype(tag);
       return Launch<SampleKernel<A, S, decltype(width)::value>>(
           device, BlocksFor(sizes.batches * sizes.points), sizes, vector_type, uint32_t(pixel_bytes),
-          Log2Lanes(pixel_bytes), static_cast<const char*>(x), static_cast<const A*>(locations),
-          static_cast<char*>(out));
+          Log2Lanes(pixel_bytes), static_cast<const char*>(x), locations.As<const A>(), static_cast<char*>(out));
     };
     // Twice as many blocks of a bicubic sampling are resident where a thread moves one element at a time.
     if constexpr (S::kIsCubic) {
@@ -193,15 +193,16 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
 }
 
 const char* SamplingLocationsCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
-                                       const void* locations, const void* d_out, void* d_locations) {
+                                       const Coordinates<const void>& locations, const void* d_out,
+                                       const Coordinates<void>& d_locations) {
   return DispatchShape(sizes, [&](auto shape) {
     return DispatchAccumulator(dtype, [&](auto tag) {
       using A = decltype(tag);
       const int64_t pixel_bytes = sizes.channels * BytesOf(dtype);
       return Launch<LocationsCotangentKernel<A, decltype(shape)>>(
           device, BlocksFor(sizes.batches * sizes.points), sizes, VectorType(dtype, sizes.channels),
-          uint32_t(pixel_bytes), Log2Lanes(pixel_bytes), static_cast<const char*>(x), static_cast<const A*>(locations),
-          static_cast<const char*>(d_out), static_cast<A*>(d_locations));
+          uint32_t(pixel_bytes), Log2Lanes(pixel_bytes), static_cast<const char*>(x), locations.As<const A>(),
+          static_cast<const char*>(d_out), d_locations.As<A>());
     });
   });
 }

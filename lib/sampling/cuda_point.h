@@ -29,7 +29,8 @@ struct LocatedPoint {
   AxisTaps<A> axis[S::kDims];
   A slope[S::kDims];  // of the position in the coordinate
 
-  __device__ LocatedPoint(const SamplingSizes& sizes, const A* locations, int64_t batch, int64_t point) {
+  __device__ LocatedPoint(const SamplingSizes& sizes, const Coordinates<const A>& locations, int64_t batch,
+                          int64_t point) {
     SamplingRules rules = sizes.rules;
     if (S::kIsCubic) rules.interpolation = Interpolation::kCubic;
 #pragma unroll
@@ -38,7 +39,7 @@ struct LocatedPoint {
       const AxisScale<A> scale(rules.units, size);
       // On an axis that the image lacks, the first tap reads its pixel.
       const bool exists = a < sizes.dims;
-      const A coordinate = exists ? locations[sizes.coordinate(batch, point, a)] : A(0);
+      const A coordinate = exists ? locations.array[a][sizes.coordinate(batch, point, a)] : A(0);
       const AxisPosition<A> folded = FoldPosition(scale.position(coordinate), size, rules.units, rules.fold);
       axis[a] = LocateTaps(folded.position, size, rules);
       slope[a] = axis[a].is_near ? scale.scale * folded.slope : A(0);

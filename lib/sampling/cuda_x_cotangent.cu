@@ -26,7 +26,7 @@ class TapsOfImage {
     A weight;
   };
 
-  __device__ TapsOfImage(const SamplingSizes& sizes, const A* locations, int64_t batch)
+  __device__ TapsOfImage(const SamplingSizes& sizes, const Coordinates<const A>& locations, int64_t batch)
       : sizes_(sizes), locations_(locations), batch_(batch) {}
 
   __device__ Entry operator()(int32_t id) const {
@@ -41,7 +41,7 @@ class TapsOfImage {
 
  private:
   const SamplingSizes& sizes_;
-  const A* locations_;
+  const Coordinates<const A>& locations_;
   int64_t batch_;
 };
 
@@ -51,7 +51,7 @@ struct TapTables {
   using Table = TapsOfImage<A, S>;
 
   SamplingSizes sizes;
-  const A* locations;
+  Coordinates<const A> locations;
   int64_t first;
 
   __device__ Table operator[](int64_t table) const { return {sizes, locations, first + table}; }
@@ -144,15 +144,16 @@ __global__ void GatherLongRowsKernel(TapRows<T> rows) {
 
 }  // namespace
 
-const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
-                               const void* d_out, bool is_wide, void* d_x, const CsrTables& room) {
+const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes,
+                               const Coordinates<const void>& locations, const void* d_out, bool is_wide, void* d_x,
+                               const CsrTables& room) {
   return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
     using A = Accumulator<T>;
     constexpr int N = decltype(width)::value;
     const auto sort_and_gather = [&](int64_t first, const CsrTables& csr) {
       const char* failure = DispatchShape(sizes, [&](auto shape) {
-        const TapTables<A, decltype(shape)> tables = {sizes, static_cast<const A*>(locations), first};
+        const TapTables<A, decltype(shape)> tables = {sizes, locations.As<const A>(), first};
         return SortByRow<SortedTap<A>>(device, tables, csr);
       });
       if (failure) return failure;

@@ -21,22 +21,45 @@ Enum Decode(const ffi::Dictionary& attributes, std::string_view name, Enum last)
   return Enum(IntegerAttribute(attributes, name, 0, int64_t(last)));
 }
 
-// `x` is x or its cotangent, `out` is the result or its cotangent, which has the type of the data.
-SamplingSizes DecodeSampling(const ffi::Dictionary& attributes, DType dtype, ffi::AnyBuffer x, ffi::AnyBuffer locations,
-                             ffi::AnyBuffer out) {
-  SamplingSizes sizes = {};
+// Checks the locations, or the coordinates along an axis.
+void CheckLocated(std::string_view operand, ffi::AnyBuffer array, const SamplingSizes& sizes, ffi::DataType type) {
+  CheckType(operand, array, type);
+  std::vector<int64_t> shape = {sizes.batches, sizes.points};
+  if (!sizes.is_planar) shape.push_back(sizes.dims);
+  CheckShape(operand, array, shape);
+}
+
+struct SamplingOperands {
+  SamplingSizes sizes;
+  ffi::DataType type;  // of the locations
+  Coordinates<const void> locations;
+};
+
+// `x` is x or its cotangent, `out` is the result or its cotangent, which has the type of the data. `located`: the
+// locations, or the coordinates along each axis.
+SamplingOperands DecodeSampling(const ffi::Dictionary& attributes, DType dtype, ffi::AnyBuffer x, ffi::AnyBuffer out,
+                                ffi::RemainingArgs located) {
+  SamplingOperands operands = {};
+  SamplingSizes& sizes = operands.sizes;
   sizes.rules = {Decode(attributes, "method", Interpolation::kCubic), Decode(attributes, "units", Units::kCorners),
                  Decode(attributes, "fold", Fold::kReflect), Decode(attributes, "outside", Outside::kReflect)};
   sizes.is_planar = Attribute<bool>(attributes, "planar");
-  CheckRank("locations", locations, 3);
-  CheckType("locations", locations, AccumulatorType(out.element_type()));
-  const int64_t dims = locations.dimensions()[sizes.is_planar ? 1 : 2];
-  Require(1 <= dims && dims <= kMaxAxes, "locations has ", dims, " coordinates, must have 1 to ", kMaxAxes);
-  CheckRank("x", x, size_t(dims) + 2);
+  operands.type = AccumulatorType(out.element_type());
+  const int64_t dims = int64_t(x.dimensions().size()) - 2;
+  Require(1 <= dims && dims <= kMaxAxes, "x has ", dims, " axes, must have 1 to ", kMaxAxes);
   sizes.dims = int32_t(dims);
   sizes.batches = x.dimensions().front();
   sizes.channels = x.dimensions().back();
-  sizes.points = locations.dimensions()[sizes.is_planar ? 2 : 1];
+  CheckRank("out", out, 3);
+  sizes.points = out.dimensions()[1];
+  CheckShape("out", out, {sizes.batches, sizes.points, sizes.channels});
+  const size_t arrays = sizes.is_planar ? size_t(dims) : 1;
+  Require(located.size() == arrays, "the call has ", located.size(), " arrays of locations, must have ", arrays);
+  for (size_t axis = 0; axis < size_t(dims); ++axis) {
+    const ffi::AnyBuffer array = *located.get<ffi::AnyBuffer>(sizes.is_planar ? axis : 0);
+    CheckLocated("locations", array, sizes, operands.type);
+    operands.locations.array[axis] = array.untyped_data();
+  }
   int64_t pixels = 1;
   for (int axis = 0; axis < kMaxAxes; ++axis) {
     if (axis >= sizes.dims) {
@@ -53,42 +76,45 @@ SamplingSizes DecodeSampling(const ffi::Dictionary& attributes, DType dtype, ffi
   CheckFitsInt32("the number of pixels that the samples of an image read", sizes.sorted_entries());
   Require(sizes.rules.interpolation != Interpolation::kCubic || dims == 2, "cubic interpolation needs two axes, x has ",
           dims);
-  Require(locations.dimensions()[0] == sizes.batches, "locations has ", locations.dimensions()[0],
-          " images, must have the ", sizes.batches, " of x");
-  CheckShape("out", out, {sizes.batches, sizes.points, sizes.channels});
-  return sizes;
+  return operands;
 }
 
-const char* SamplingImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer locations, ffi::Result<ffi::AnyBuffer> out,
+const char* SamplingImpl(Device& device, ffi::AnyBuffer x, ffi::RemainingArgs located, ffi::Result<ffi::AnyBuffer> out,
                          ffi::Dictionary attributes) {
   const DType dtype = DecodeDType(out->element_type());
-  const SamplingSizes sizes = DecodeSampling(attributes, dtype, x, locations, *out);
+  const auto [sizes, type, locations] = DecodeSampling(attributes, dtype, x, *out, located);
   CheckType("x", x, out->element_type());
-  return DCN_BEST(Sample)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(), out->untyped_data());
+  return DCN_BEST(Sample)(device, dtype, sizes, x.untyped_data(), locations, out->untyped_data());
 }
 
-const char* SamplingXCotangentImpl(Device& device, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
+const char* SamplingXCotangentImpl(Device& device, ffi::AnyBuffer d_out, ffi::RemainingArgs located,
                                    ffi::Result<ffi::AnyBuffer> d_x, ffi::RemainingRets sorted,
                                    ffi::Dictionary attributes) {
   const DType dtype = DecodeDType(d_out.element_type());
-  const SamplingSizes sizes = DecodeSampling(attributes, dtype, *d_x, locations, d_out);
+  const auto [sizes, type, locations] = DecodeSampling(attributes, dtype, *d_x, d_out, located);
   const bool is_wide = d_x->element_type() != d_out.element_type();
-  if (is_wide) CheckType("d_x", *d_x, locations.element_type());
-  const CsrTables tables = DecodeSorted(
-      sorted, sizes.batches, {sizes.pixels(), sizes.sorted_entries(), kTapRecordSize, locations.element_type()});
-  return DCN_BEST(SamplingXCotangent)(device, dtype, sizes, locations.untyped_data(), d_out.untyped_data(), is_wide,
+  if (is_wide) CheckType("d_x", *d_x, type);
+  const CsrTables tables =
+      DecodeSorted(sorted, sizes.batches, {sizes.pixels(), sizes.sorted_entries(), kTapRecordSize, type});
+  return DCN_BEST(SamplingXCotangent)(device, dtype, sizes, locations, d_out.untyped_data(), is_wide,
                                       d_x->untyped_data(), tables);
 }
 
-const char* LocationsCotangentImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer locations, ffi::AnyBuffer d_out,
-                                   ffi::Result<ffi::AnyBuffer> d_locations, ffi::Dictionary attributes) {
+const char* LocationsCotangentImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuffer d_out, ffi::RemainingArgs located,
+                                   ffi::RemainingRets d_located, ffi::Dictionary attributes) {
   const DType dtype = DecodeDType(d_out.element_type());
-  const SamplingSizes sizes = DecodeSampling(attributes, dtype, x, locations, d_out);
+  const auto [sizes, type, locations] = DecodeSampling(attributes, dtype, x, d_out, located);
   CheckType("x", x, d_out.element_type());
-  CheckType("d_locations", *d_locations, locations.element_type());
-  CheckShape("d_locations", *d_locations, DimensionsOf(locations));
-  return DCN_BEST(SamplingLocationsCotangent)(device, dtype, sizes, x.untyped_data(), locations.untyped_data(),
-                                              d_out.untyped_data(), d_locations->untyped_data());
+  Require(d_located.size() == located.size(), "the call has ", d_located.size(), " results, must have ",
+          located.size());
+  Coordinates<void> d_locations = {};
+  for (int axis = 0; axis < sizes.dims; ++axis) {
+    const ffi::AnyBuffer array = **d_located.get<ffi::AnyBuffer>(sizes.is_planar ? axis : 0);
+    CheckLocated("d_locations", array, sizes, type);
+    d_locations.array[axis] = array.untyped_data();
+  }
+  return DCN_BEST(SamplingLocationsCotangent)(device, dtype, sizes, x.untyped_data(), locations, d_out.untyped_data(),
+                                              d_locations);
 }
 
 }  // namespace

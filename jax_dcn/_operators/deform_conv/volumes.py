@@ -5,7 +5,7 @@ x is [n·G, D, H, W, C/G], and its points are the taps of all output pixels of a
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,7 +22,7 @@ from jax_dcn._operators.sampling.geometry import FAR, Spec
 from jax_dcn._operators.sampling.reference import reference
 from jax_dcn._primitive.parts import read_part, write_part
 
-_Sampler = Callable[[jax.Array, jax.Array, Spec], jax.Array]
+_Sampler = Callable[[jax.Array, list[jax.Array], Spec], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Volumes:
         if "mask" in d_positions or columns_requested:
             sampled = part.unflat(sampling.sample(wide, points, spec))
             if "mask" in d_positions:
-                d_mask = (sampled * _by_group(d_columns, part.groups)).sum(-1, dtype=points.dtype)
+                d_mask = (sampled * _by_group(d_columns, part.groups)).sum(-1, dtype=points[0].dtype)
                 d_mask = _of_all_groups(d_mask)
                 out["mask"] = write_part(d_positions["mask"], d_mask, samples.start)
             if columns_requested:
@@ -92,7 +92,8 @@ def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, is_on
     *shape, channels = d_x.shape
     points, spec = part.points(part.offset, shape[1:])
     by_group = (shape[0] * part.groups, *shape[1:], channels // part.groups)
-    sorts = sampling.tap_table(by_group, points, spec).results(by_group[:1]) if is_on_gpu else []
+    table = sampling.tap_table(by_group, points[0].shape[-1], points[0].dtype, spec)
+    sorts = table.results(by_group[:1]) if is_on_gpu else []
     added = sampling.x_cotangent(points, part.samples_cotangent(d_columns), spec, [(by_group, d_x.dtype), *sorts])
     added = added.reshape(shape[0], part.groups, *by_group[1:])
     return d_x + _of_all_groups(added)
@@ -120,21 +121,21 @@ class _PartSamples:
         points, spec = self.points(offset, x.shape[1:-1])
         return self.masked(self.unflat(sampler(self.widened(x), points, spec)), mask).astype(x.dtype)
 
-    def points(self, offset: jax.Array, image_size: Size) -> tuple[jax.Array, Spec]:
-        """The locations of the samples [n·G, 3, points], and how the sampling takes them."""
+    def points(self, offset: jax.Array, image_size: Size) -> tuple[list[jax.Array], Spec]:
+        """The coordinates of the samples [n·G, points] along each axis, and how the sampling takes them."""
         samples, window = self.samples, self.samples.window
         first, *others = samples.origin
         positions = locations(offset, samples.kernel_size, window, (first + samples.start[1], *others))
         move = _wrapped if window.circular else _outside_is_outside
         moved = [jnp.moveaxis(move(*axis), -1, 1) for axis in zip(positions, image_size, strict=True)]
-        points = jnp.stack([position.reshape(self.flat_shape) for position in moved], 1)
+        points = [position.reshape(self.flat_shape) for position in moved]
         return points, Spec(window.dims, "linear", outside="wrap" if window.circular else "zero", planar=True)
 
-    def offset_of(self, points: jax.Array) -> jax.Array:
-        """Coordinates of points [n·G, 3, points] in the shape of offset."""
+    def offset_of(self, points: Sequence[jax.Array]) -> jax.Array:
+        """Coordinates of points [n·G, points] along each axis in the shape of offset."""
         n, *pixels = self.samples.shape
-        by_tap = points.reshape(n, self.groups, len(pixels), *pixels, self.taps)
-        return jnp.moveaxis(by_tap, (1, 2), (-3, -1)).reshape(self.offset.shape)
+        by_tap = [axis.reshape(n, self.groups, *pixels, self.taps) for axis in points]
+        return jnp.stack([jnp.moveaxis(axis, 1, -2) for axis in by_tap], -1).reshape(self.offset.shape)
 
     def unflat(self, sampled: jax.Array) -> jax.Array:
         """Samples [n·G, points, C/G] as [n, G, planes, rows, columns, K, C/G]."""
@@ -172,8 +173,8 @@ def _of_all_groups(array: jax.Array) -> jax.Array:
     return last.reshape(*shape, groups * channels)
 
 
-def _sampled_by_reference(x: jax.Array, points: jax.Array, spec: Spec) -> jax.Array:
-    return reference(Operands(x, points), spec=spec)
+def _sampled_by_reference(x: jax.Array, points: list[jax.Array], spec: Spec) -> jax.Array:
+    return reference(Operands(x, None, *points), spec=spec)
 
 
 def _outside_is_outside(position: jax.Array, size: int) -> jax.Array:

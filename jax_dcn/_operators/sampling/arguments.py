@@ -1,7 +1,6 @@
 """Checks what users pass, and makes the canonical operands of it.
 
-x is [..., *sizes, channels], an image of one to three axes, and locations are [..., points, axes], or [..., axes,
-points] if the spec is planar.
+x is [..., *sizes, channels], an image of one to three axes.
 """
 
 import math
@@ -38,10 +37,22 @@ SCIPY_NAMES = {"grid-wrap": "wrap", "grid-mirror": "reflect"}  # SciPy's "wrap" 
 
 
 class Operands(NamedTuple, Generic[A]):
-    """The canonical operands, as arrays or as their shapes and types."""
+    """The canonical operands, as arrays or as their shapes and types.
+
+    locations: [..., points, axes], the last axis first; or if the spec is planar None, and the coordinates along each
+    axis are [..., points].
+    """
 
     x: A
-    locations: A
+    locations: A | None
+    along_0: A | None = None
+    along_1: A | None = None
+    along_2: A | None = None
+
+    @property
+    def located(self) -> dict[str, A]:
+        """The locations, or the coordinates along each axis."""
+        return {name: array for name, array in self._asdict().items() if name != "x" and array is not None}
 
 
 class CanonicalCall(NamedTuple):
@@ -124,7 +135,7 @@ def canonicalize_coordinates(
     """The canonical call of `map_coordinates`, for x with channels and without a batch, and coordinates of a shape."""
     spec = Spec(len(coordinates), ORDERS[order], outside=outside, planar=True)
     points = coordinates[0].shape
-    return _canonical_call(x, jnp.stack([reshape(array, (math.prod(points),)) for array in coordinates]), spec, points)
+    return _canonical_call(x, [reshape(array, (math.prod(points),)) for array in coordinates], spec, points)
 
 
 def shape_of_coordinates(coordinates: Sequence[jax.Array], batch: tuple[int, ...]) -> tuple[int, ...]:
@@ -147,15 +158,16 @@ def _broadcasts(shape: Sequence[int], leading: Sequence[int]) -> bool:
 
 def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
     """Raises ValueError unless the canonical operands fit."""
-    x, locations = operands
+    x, located = operands.x, operands.located
     leading, sizes = x.shape[: -spec.dims - 1], x.shape[-spec.dims - 1 : -1]
-    coordinates = locations.shape[-2 if spec.planar else -1]
-    if locations.shape[:-2] != leading or coordinates != spec.dims:
+    points = num_points(operands)
+    shapes = [(*leading, points)] * spec.dims if spec.planar else [(*leading, points, spec.dims)]
+    if [array.shape for array in located.values()] != shapes:
         raise ValueError(
             f"locations must have the leading dimensions {leading} of x, and {spec.dims} coordinates for each point, "
-            f"got shape {locations.shape}"
+            f"got shapes {', '.join(str(array.shape) for array in located.values())}"
         )
-    read = spec.points(locations) * spec.sorted_taps
+    read = points * spec.sorted_taps
     if isinstance(math.prod(sizes), int) and math.prod(sizes) >= 2**31:
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {x.shape}")
     pixel_bytes = x.shape[-1] * x.dtype.itemsize
@@ -168,6 +180,19 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
     # Positions that are clipped or turned are exact in 32 bits.
     if any(isinstance(size, int) and size >= 2**29 for size in sizes):
         raise ValueError(f"x must have fewer than 2**29 pixels along each axis, got shape {x.shape}")
+
+
+def num_points(operands: Operands[Shaped]) -> Any:
+    """The number of points of each image."""
+    first = next(iter(operands.located.values()))
+    return first.shape[-1 if operands.locations is None else -2]
+
+
+def axis_coordinates(operands: Operands[jax.Array]) -> list[jax.Array]:
+    """The coordinates [..., points] along each axis of the image."""
+    if operands.locations is None:
+        return [*operands.located.values()]
+    return [operands.locations[..., last] for last in reversed(range(operands.locations.shape[-1]))]
 
 
 def _channels_last(x: jax.Array, dims: int, data_format: Any) -> jax.Array:
@@ -184,8 +209,13 @@ def is_channels_first(data_format: str | None) -> bool:
     return data_format is not None and data_format[1] == "C"
 
 
-def _canonical_call(x: jax.Array, locations: jax.Array, spec: Spec, points: tuple[int, ...]) -> CanonicalCall:
-    data_dtype, wide = kernel_dtypes(x.dtype, locations.dtype)
-    operands = (x.astype(data_dtype), locations.astype(wide))
-    check_operands(Operands(*operands), spec)
-    return CanonicalCall(Operands(*jax_internals.vary_alike(operands)), spec, points)
+def _canonical_call(
+    x: jax.Array, located: jax.Array | list[jax.Array], spec: Spec, points: tuple[int, ...]
+) -> CanonicalCall:
+    """located: the locations, or the coordinates along each axis."""
+    arrays = located if isinstance(located, list) else [located]
+    data_dtype, wide = kernel_dtypes(x.dtype, *(array.dtype for array in arrays))
+    x, *arrays = jax_internals.vary_alike([x.astype(data_dtype), *(array.astype(wide) for array in arrays)])
+    operands = Operands(x, None, *arrays) if spec.planar else Operands(x, *arrays)
+    check_operands(operands, spec)
+    return CanonicalCall(operands, spec, points)

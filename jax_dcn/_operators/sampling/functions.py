@@ -311,10 +311,10 @@ def _channels_of_floats(dtype: Any, order: int) -> tuple[Callable[[jax.Array], j
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return (
             lambda array: jnp.concatenate([array.real, array.imag], -1),
-            lambda sampled: lax.complex(*jnp.split(sampled, 2, -1)),
+            lambda sampled: lax.complex(*jnp.split(sampled, 2, -1)).astype(dtype),
         )
     if jnp.issubdtype(dtype, jnp.floating):
-        return (lambda array: _validation.array("input", array)), (lambda sampled: sampled)
+        return (lambda array: _validation.array("input", array)), (lambda sampled: sampled.astype(dtype))
     words = dtype.itemsize // 2
     if order == 0 and words > 1:  # float32 does not hold all integers of these types, but all words of 16 bits
         return (

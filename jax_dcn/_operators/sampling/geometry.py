@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_dcn._operators.bilinear import rounded_product
-from jax_dcn._types import Shaped
 
 Method = Literal["nearest", "rounded", "linear", "cubic"]
 Units = Literal["pixels", "edges", "corners"]
@@ -28,8 +27,8 @@ class Spec:
 
     method: "nearest" rounds halves to even, "rounded" away from zero. units: of coordinates; -1 and 1 are the edges of
     the image, or the centres of its corner pixels. fold: what happens to positions outside. outside: what happens to
-    pixels outside, of a position that is not folded. planar: coordinates are [dims, points], in the order of the
-    image's axes; otherwise they are [points, dims], in the opposite order: x first.
+    pixels outside, of a position that is not folded. planar: whether the coordinates along each axis are an array of
+    their own; otherwise they are [points, dims], the last axis first.
     """
 
     dims: int
@@ -44,10 +43,6 @@ class Spec:
         """The pixels of an axis that a sample reads."""
         return {"linear": 2, "cubic": 4}.get(self.method, 1)
 
-    def points(self, locations: Shaped) -> int:
-        """The number of points of each image."""
-        return locations.shape[-1 if self.planar else -2]
-
     @property
     def sorted_taps(self) -> int:
         """The entries of a sample that CUDA kernels sort."""
@@ -59,11 +54,6 @@ class Tap(NamedTuple):
 
     pixel: jax.Array
     weight: jax.Array
-
-
-def axis_coordinates(locations: jax.Array, spec: Spec, axis: int) -> jax.Array:
-    """The coordinates [..., points] along an axis of the image."""
-    return locations[..., axis, :] if spec.planar else locations[..., spec.dims - 1 - axis]
 
 
 def axis_taps(coordinate: jax.Array, size: Any, spec: Spec) -> list[Tap]:

@@ -2,39 +2,41 @@
 
 import itertools
 import math
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_dcn._operators.sampling.arguments import Operands
-from jax_dcn._operators.sampling.geometry import Spec, axis_coordinates, axis_taps
+from jax_dcn._operators.sampling.arguments import Operands, axis_coordinates
+from jax_dcn._operators.sampling.geometry import Spec, axis_taps
 
 
 def reference(operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
     """The samples [..., points, channels]."""
     sample: Any = partial(_sample, spec=spec)
-    for _ in operands.locations.shape[:-2]:
+    coordinates = axis_coordinates(operands)
+    for _ in coordinates[0].shape[:-1]:
         sample = jax.vmap(sample)
-    return sample(*operands)
+    return sample(operands.x, coordinates)
 
 
-def _sample(x: jax.Array, locations: jax.Array, *, spec: Spec) -> jax.Array:
-    """The samples of an image [*sizes, channels]."""
+def _sample(x: jax.Array, coordinates: list[jax.Array], *, spec: Spec) -> jax.Array:
+    """The samples of an image [*sizes, channels] at coordinates [points] along each axis."""
     *sizes, channels = x.shape
     count = math.prod(sizes)
     # A gather needs at least one element to gather from, even if no index selects it.
-    pixels = x.astype(locations.dtype).reshape(count, channels)
+    wide = coordinates[0].dtype
+    pixels = x.astype(wide).reshape(count, channels)
     pixels = jnp.pad(pixels, [(0, int(isinstance(count, int) and count == 0)), (0, 0)])
-    nan = jnp.isnan(locations).any(-2 if spec.planar else -1)
+    nan = reduce(jnp.logical_or, map(jnp.isnan, coordinates))
     # If one coordinate of a point is NaN, all are.
-    locations = locations + jnp.expand_dims(jnp.where(nan, jnp.nan, 0), -2 if spec.planar else -1)
+    coordinates = [coordinate + jnp.where(nan, jnp.nan, 0) for coordinate in coordinates]
     sizes = [size if isinstance(size, int) else jnp.asarray(size) for size in sizes]  # of an exported function
-    axes = [axis_taps(axis_coordinates(locations, spec, axis), size, spec) for axis, size in enumerate(sizes)]
-    sampled = jnp.zeros((*nan.shape, channels), locations.dtype)
+    axes = [axis_taps(coordinate, size, spec) for coordinate, size in zip(coordinates, sizes, strict=True)]
+    sampled = jnp.zeros((*nan.shape, channels), wide)
     for taps in itertools.product(*axes):
-        index, is_read, weight = jnp.zeros((), jnp.int32), ~nan, jnp.ones((), locations.dtype)
+        index, is_read, weight = jnp.zeros((), jnp.int32), ~nan, jnp.ones((), wide)
         for tap, size in zip(taps, sizes, strict=True):
             index, is_read, weight = index * size + tap.pixel, is_read & (tap.pixel >= 0), weight * tap.weight
         pixel = pixels.at[jnp.where(is_read, index, pixels.shape[0])].get(mode="fill", fill_value=0)
