@@ -11,13 +11,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jax_dcn._operators.aggregation.functions import multi_scale_deformable_attention
+from jax_dcn._operators.sampling.arguments import MAX_AXES
 from jax_dcn._operators.sampling.functions import map_coordinates
 from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 
 Shapes = Sequence[Sequence[int]]
 Adapter = Callable[..., jax.Array]
+JAX_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
+
+
+class Left(Exception):
+    """Why a call is left to the function that is replaced: it has a result that the kernels do not have."""
 
 
 def _of_arrays(adapter: Adapter) -> Adapter:
@@ -141,6 +148,35 @@ def jax_raft(img: jax.Array, grid: jax.Array) -> jax.Array:
     """img [N, H, W, C] at grid [N, h, w, 2], in pixels, gives [N, h, w, C]; pixels outside are zero."""
     x, y = jnp.unstack(_wide(grid), axis=-1)
     return map_coordinates(img, [y, x], order=1, batch_dims=1)
+
+
+def jax_scipy(input: ArrayLike, coordinates: Sequence[ArrayLike], order: int, mode: str, cval: ArrayLike) -> jax.Array:
+    """input of one to three axes, at coordinates for each, linearly. Calls that are wrong are left to the original."""
+    image, found = jnp.asarray(input), [jnp.asarray(one) for one in coordinates]
+    if order != 1 or mode not in JAX_MODES:  # XLA reads a single pixel faster
+        raise Left(f"order={order!r}, mode={mode!r}")
+    if not (1 <= image.ndim <= MAX_AXES and len(found) == image.ndim and image.size):
+        raise Left(f"input of shape {image.shape} and {len(found)} coordinates")
+    if not jnp.issubdtype(image.dtype, jnp.inexact):  # whose sums the original has in other types
+        raise Left(f"input of {image.dtype}")
+    if any(not _is_coordinate(one.dtype) for one in found) or not isinstance(cval, int | float | complex | np.number):
+        raise Left(f"coordinates of {', '.join(str(one.dtype) for one in found)}, cval of {type(cval).__name__}")
+    try:
+        jnp.result_type(image, *found)
+        jnp.broadcast_shapes(*(one.shape for one in found))
+    except (TypeError, ValueError) as error:
+        raise Left(str(error)) from error
+    return _map_coordinates(image, found, mode, cval)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))  # as the original
+@by_standard_rules
+def _map_coordinates(image: jax.Array, coordinates: list[jax.Array], mode: str, cval: Any) -> jax.Array:
+    return map_coordinates(image, coordinates, order=1, mode=mode, cval=jnp.asarray(cval, image.dtype))
+
+
+def _is_coordinate(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.float32, jnp.float64)
 
 
 def _attend(value: jax.Array, locations: jax.Array, weights: jax.Array, shapes: Shapes, **options: Any) -> jax.Array:

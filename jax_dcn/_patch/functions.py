@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from jax_dcn._patch import adapters
-from jax_dcn._patch.targets import LIBRARIES, TARGETS, Target
+from jax_dcn._patch.targets import BY_NAME, LIBRARIES, TARGETS, Target
 
 
 class Found(NamedTuple):
@@ -26,7 +26,9 @@ class Found(NamedTuple):
 
 _found: dict[str, list[Found]] = {}  # by library, while at least one `patch` of it is not undone
 _count: dict[str, int] = {}  # of those
-_lock = threading.RLock()  # protects the two above and the code of the functions
+_originals: dict[str, FunctionType] = {}  # by the name of the target, for calls that are left to them
+_left: dict[str, set[str]] = {}  # by library, those calls
+_lock = threading.RLock()  # protects these and the code of the functions
 
 
 class patch:
@@ -34,7 +36,8 @@ class patch:
 
     It replaces the functions that sample feature maps: in ``"zeromodels"`` those of RF-DETR, RT-DETR, RT-DETRv2,
     D-FINE, Grounding DINO, Mask2Former and OneFormer, in ``"keras_hub"`` that of D-FINE, in ``"scenic"`` those of
-    Deformable DETR and CenterNet, and in ``"jax_raft"`` that of RAFT. docs/patch.md names the functions and the
+    Deformable DETR and CenterNet, in ``"jax_raft"`` that of RAFT, and in ``"jax"`` itself
+    ``jax.scipy.ndimage.map_coordinates``, by which many libraries sample. docs/patch.md names the functions and the
     versions that were tried, and says where they gain how much.
 
     Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. A patch applies
@@ -49,6 +52,8 @@ class patch:
 
     Attributes:
       replaced: the full names of the functions that are replaced.
+      left: the kinds of calls that were left to the original function, because its values are others; each is the name
+        of the function and what it got.
 
     Raises:
       ValueError: the library is none of those above.
@@ -84,8 +89,14 @@ class patch:
             _found[library] = [*_found.get(library, ()), *found]
             _count[library] = _count.get(library, 0) + 1
             self.replaced = tuple(str(target) for target in TARGETS if target.library == library and _is_ours(target))
+            self._left = _left.setdefault(library, set())
         self.library = library
         self._is_undone = self._is_entered = False
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        with _lock:
+            return tuple(sorted(self._left))
 
     def undo(self) -> None:
         """Restores the functions of the library, if no other `patch` of it is active. A second call does nothing."""
@@ -93,7 +104,7 @@ class patch:
             if not self._is_undone:
                 if _count[self.library] == 1:
                     _switch(_found[self.library], on=False)
-                    del _found[self.library]
+                    del _found[self.library], _left[self.library]
                 self._is_undone = True
                 _count[self.library] -= 1
 
@@ -168,22 +179,36 @@ def _checked(target: Target) -> Found:
     theirs, ours = (", ".join(signature(one).parameters) for one in (function, target.replacement))
     if theirs != ours:
         raise TypeError(f"its parameters must be {ours}, got {theirs}")
-    return Found(function, function.__code__, _code(function, target))
+    original = function.__code__
+    _originals[str(target)] = FunctionType(original, function.__globals__, argdefs=function.__defaults__)
+    return Found(function, original, _code(function, target))
 
 
 def _code(function: FunctionType, target: Target) -> CodeType:
-    """Code with the parameters of a function, which calls the replacement. It runs with the globals of the function."""
+    """Code with the parameters of a function, which makes a `call`. It runs with the globals of the function."""
     parameters = Signature([Parameter(one.name, one.kind) for one in signature(function).parameters.values()])
-    replacement = target.replacement.__name__
     lines = [
         f"def {target.function}{parameters}:",
-        f"    from {adapters.__name__} import {replacement}",
-        f"    return {replacement}({', '.join(f'{name}={name}' for name in parameters.parameters)})",
+        f"    from {__name__} import call",
+        f"    return call({str(target)!r}, {', '.join(f'{name}={name}' for name in parameters.parameters)})",
     ]
     names: dict[str, Any] = {}
     exec(compile("\n".join(lines), f"<jax_dcn.patch of {target}>", "exec"), names)
     code: CodeType = names[target.function].__code__
     return code
+
+
+def call(target: str, /, **arguments: Any) -> jax.Array:
+    """The result of the replacement of a function, or of the function itself where the replacement leaves it that."""
+    replaced = BY_NAME[target]
+    try:
+        return replaced.replacement(**arguments)
+    except adapters.Left as reason:
+        kind = f"{target}: {reason}"
+    with _lock:
+        _left.get(replaced.library, set()).add(kind)
+    original: jax.Array = _originals[target](**arguments)
+    return original
 
 
 def _switch(found: list[Found], on: bool) -> None:

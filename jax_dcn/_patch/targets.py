@@ -27,6 +27,7 @@ LIBRARIES = {
     "zeromodels": Library("zeromodels", ("1.3.6",), uses_keras=True),
     "keras_hub": Library("keras-hub", ("0.32.0",), uses_keras=True),
     "scenic": Library("scenic", ("0.0.1",), uses_keras=False),
+    "jax": Library("jax", ("0.10.0", "0.10.2", "0.11.0"), uses_keras=False),
     "jax_raft": Library("jax-raft", ("0.1.1",), uses_keras=False),
 }
 ZERO, CORE, SCENIC = "zeromodels.models", "ms_deform_attn_core", "scenic.projects.baselines"
@@ -42,5 +43,7 @@ TARGETS = (
     Target("keras_hub", D_FINE, "multi_scale_deformable_attention_v2", adapters.keras_hub),
     Target("scenic", f"{SCENIC}.deformable_detr.attention", "deform_attn_sampling_fn", adapters.scenic_attention),
     Target("scenic", f"{SCENIC}.centernet.modeling.roi_align", "_roi_align_einsum", adapters.scenic_roi_align),
+    Target("jax", "jax.scipy.ndimage", "map_coordinates", adapters.jax_scipy),
     Target("jax_raft", "jax_raft.model", "grid_sample", adapters.jax_raft),
 )
+BY_NAME = {str(target): target for target in TARGETS}
