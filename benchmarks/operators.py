@@ -9,7 +9,7 @@ from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.deform_conv3d import CONVOLUTION_OF_VOLUMES
 from benchmarks.measurements.measure import measure
 from benchmarks.measurements.roi_pool import PSROI_POOL, ROI_ALIGN
-from benchmarks.measurements.sampling import SAMPLING, SPLINES
+from benchmarks.measurements.sampling import FIELDS, SAMPLING
 from benchmarks.reports.formatting import list_named, list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
 
 OPERATORS = {
@@ -21,7 +21,7 @@ OPERATORS = {
         ATTENTION,
         DCNV3,
         SAMPLING,
-        SPLINES,
+        FIELDS,
         CONVOLUTION_OF_VOLUMES,
         ORDINARY_CONVOLUTION,
     )

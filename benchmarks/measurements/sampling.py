@@ -1,8 +1,9 @@
-"""Sampling of images at any positions: warps, points and volumes; and cubic splines."""
+"""Sampling of images at any positions: warps, points and volumes; and of scalar fields, linearly and by splines."""
 
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.ndimage
@@ -12,6 +13,7 @@ from benchmarks.baselines import Call, Implementation, Operator, Problem, Unavai
 from benchmarks.support import memory
 
 OPERANDS = ("x", "grid")
+FIELD = ("input", "coordinates")
 
 
 class Shape(NamedTuple):
@@ -69,27 +71,32 @@ SAMPLING = Operator(
 
 
 class Field(NamedTuple):
-    """A scalar field, whose cubic spline is sampled at points anywhere in it."""
+    """A scalar field, sampled at points anywhere in it, or near each of its pixels if their number is None."""
 
     size: tuple[int, ...]
-    points: int
+    points: int | None
+    order: int = 3
 
     def __str__(self):
-        return f"cubic spline: {' x '.join(map(str, self.size))}, {self.points} points"
+        points = "warped" if self.points is None else f"{self.points} points"
+        return f"order {self.order}: {' x '.join(map(str, self.size))}, {points}"
 
 
-def problem_of_splines(field, dtype):
+def problem_of_field(field, dtype):
     random = np.random.default_rng(0)
-    coordinates = [random.uniform(0, size - 1, field.points) for size in field.size]
+    if field.points is None:
+        coordinates = [pixel.ravel() + random.normal(size=pixel.size) for pixel in np.indices(field.size)]
+    else:
+        coordinates = [random.uniform(0, size - 1, field.points) for size in field.size]
     return Problem(
         operands={
             "input": jnp.asarray(random.standard_normal(field.size, np.float32), dtype),
             "coordinates": jnp.asarray(np.stack(coordinates), jnp.float32),
         },
-        varied=("input", "coordinates"),
-        cotangent=jnp.asarray(random.standard_normal(field.points, np.float32), dtype),
+        varied=FIELD if field.order else ("input",),
+        cotangent=jnp.asarray(random.standard_normal(coordinates[0].size, np.float32), dtype),
         dtype=dtype,
-        options={"order": 3, "mode": "mirror"},
+        options={"order": field.order, "mode": "mirror" if field.order > 1 else "nearest"},
     )
 
 
@@ -104,11 +111,24 @@ def with_scipy(problem, backward):
     )
 
 
-SPLINES = Operator(
+def with_jax_scipy(problem, backward):
+    if problem.options["order"] > 1:
+        raise Unavailable("jax.scipy has orders 0 and 1")
+    return compiled.prepare(jax.scipy.ndimage.map_coordinates, FIELD, problem, backward)
+
+
+FIELDS = Operator(
     name="map_coordinates",
     function=jax_dcn.map_coordinates,
-    shapes={"K1": Field((512, 512), 10**6), "K2": Field((96, 96, 96), 10**6)},
-    problem=problem_of_splines,
-    implementations=compiled.in_jax(jax_dcn.map_coordinates, ("input", "coordinates"))
-    | {"SciPy": Implementation(with_scipy, compiles=False)},
+    shapes={
+        "K1": Field((512, 512), 10**6),
+        "K2": Field((96, 96, 96), 10**6),
+        "K3": Field((512, 512), 10**6, order=1),
+        "K4": Field((1024, 1024), None, order=1),
+        "K5": Field((128, 128, 128), None, order=1),
+        "K6": Field((512, 512), 10**6, order=0),
+    },
+    problem=problem_of_field,
+    implementations=compiled.in_jax(jax_dcn.map_coordinates, FIELD)
+    | {"jax.scipy": Implementation(with_jax_scipy), "SciPy": Implementation(with_scipy, compiles=False)},
 )
