@@ -102,19 +102,22 @@ def test_vmap_nan_and_numpy():
 IMAGE, POINTS = np.arange(12.0, dtype="float32").reshape(3, 4), [np.array([0.5, 1.2], "float32")] * 2
 FOUR_AXES = np.ones((2, 2, 2, 2), "float32")
 LEFT = {
-    "integers": (IMAGE.astype(int), POINTS, 1),
-    "bool": (IMAGE > 3, POINTS, 0),
-    "four axes": (FOUR_AXES, [POINTS[0]] * 4, 1),
-    "no axes": (np.float32(1), [], 1),
-    "16 bits": (IMAGE, [jnp.asarray(one, "bfloat16") for one in POINTS], 1),
-    "order 0": (IMAGE, POINTS, 0),
-    "order 2": (IMAGE, POINTS, 2),
-    "mode": (IMAGE, POINTS, 1, "grid-wrap"),
-    "too few": (IMAGE, POINTS[:1], 1),
-    "shapes": (IMAGE, [np.ones(2, "float32"), np.ones(3, "float32")], 1),
-    "complex coordinates": (IMAGE, [one.astype("complex64") for one in POINTS], 1),
-    "cval": (IMAGE, POINTS, 1, "constant", "a"),
-    "no pixels": (IMAGE[:0], POINTS, 1, "nearest"),
+    "integers": ("an input of int32", IMAGE.astype("int32"), POINTS, 1),
+    "bool": ("an input of bool", IMAGE > 3, POINTS, 1),
+    "four axes": ("an input of 4 axes", FOUR_AXES, [POINTS[0]] * 4, 1),
+    "no axes": ("an input of 0 axes", np.float32(1), [], 1),
+    "16 bits": ("coordinates of bfloat16", IMAGE, [jnp.asarray(one, "bfloat16") for one in POINTS], 1),
+    "complex coordinates": ("coordinates of complex64", IMAGE, [one.astype("complex64") for one in POINTS], 1),
+    "order 0": ("an order other", IMAGE, POINTS, 0),
+    "order 2": ("an order other", IMAGE, POINTS, 2),
+    "order of an array": ("an order other", IMAGE, POINTS, np.array(1)),
+    "mode": ("an order other", IMAGE, POINTS, 1, "grid-wrap"),
+    "cval": ("coordinates or a cval", IMAGE, POINTS, 1, "constant", "a"),
+    "generator": ("coordinates or a cval", IMAGE, (one for one in POINTS), 1),
+    "too few": ("an input of 2 axes, 1 coordinates", IMAGE, POINTS[:1], 1),
+    "shapes": ("arrays that do not", IMAGE, [np.ones(2, "float32"), np.ones(3, "float32")], 1),
+    "text": ("arrays that do not", "a", POINTS, 1),
+    "no pixels": ("an input of 2 axes", IMAGE[:0], POINTS, 1, "nearest"),
 }
 
 
@@ -129,10 +132,12 @@ def outcome(arguments):
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_to_the_original(name):
     """Its results and its errors; and `patch` reports the call."""
-    expected = outcome(LEFT[name])
+    reason, *arguments = LEFT[name]
+    expected = outcome(arguments)
     with jax_dcn.patch("jax") as patch:
-        found = outcome(LEFT[name])
-    assert len(patch.left) == 1 and patch.left[0].startswith(f"{NAME}: ")
+        found = outcome(arguments)
+    (left,) = patch.left
+    assert left.startswith(f"{NAME}: {reason}")
     assert type(found) is type(expected)
     assert_array_equal(found, expected, strict=not isinstance(expected, tuple))
 

@@ -6,6 +6,7 @@ because `patch` compares them. N: images; Q: queries; S: pixels of all L levels;
 
 import functools
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ JAX_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
 
 
 class Left(Exception):
-    """Why a call is left to the function that is replaced: it has a result that the kernels do not have."""
+    """An adapter leaves a call to the original function; the message says of which kind it is."""
 
 
 def _of_arrays(adapter: Adapter) -> Adapter:
@@ -152,20 +153,23 @@ def jax_raft(img: jax.Array, grid: jax.Array) -> jax.Array:
 
 def jax_scipy(input: ArrayLike, coordinates: Sequence[ArrayLike], order: int, mode: str, cval: ArrayLike) -> jax.Array:
     """input of one to three axes, at coordinates for each, linearly. Calls that are wrong are left to the original."""
-    image, found = jnp.asarray(input), [jnp.asarray(one) for one in coordinates]
-    if order != 1 or mode not in JAX_MODES:  # XLA reads a single pixel faster
-        raise Left(f"order={order!r}, mode={mode!r}")
-    if not (1 <= image.ndim <= MAX_AXES and len(found) == image.ndim and image.size):
-        raise Left(f"input of shape {image.shape} and {len(found)} coordinates")
-    if not jnp.issubdtype(image.dtype, jnp.inexact):  # whose sums the original has in other types
-        raise Left(f"input of {image.dtype}")
-    if any(not _is_coordinate(one.dtype) for one in found) or not isinstance(cval, int | float | complex | np.number):
-        raise Left(f"coordinates of {', '.join(str(one.dtype) for one in found)}, cval of {type(cval).__name__}")
+    # Order 0 is one of the other orders, because XLA reads single pixels faster.
+    if not (isinstance(order, int) and order == 1 and isinstance(mode, str) and mode in JAX_MODES):
+        raise Left("an order other than 1, or an unknown mode")
+    if not (isinstance(coordinates, Sequence | np.ndarray | jax.Array) and isinstance(cval, Number)):
+        raise Left("coordinates or a cval of other types")
     try:
+        image, found = jnp.asarray(input), [jnp.asarray(one) for one in coordinates]
         jnp.result_type(image, *found)
         jnp.broadcast_shapes(*(one.shape for one in found))
     except (TypeError, ValueError) as error:
-        raise Left(str(error)) from error
+        raise Left("arrays that do not go together") from error
+    if not (1 <= image.ndim <= MAX_AXES and len(found) == image.ndim and image.size):
+        raise Left(f"an input of {image.ndim} axes, {len(found)} coordinates, or an input without pixels")
+    if not jnp.issubdtype(image.dtype, jnp.inexact):  # The original sums integers in other types.
+        raise Left(f"an input of {image.dtype}")
+    if not all(_is_coordinate(one.dtype) for one in found):
+        raise Left(f"coordinates of {', '.join(sorted({str(one.dtype) for one in found}))}")
     return _map_coordinates(image, found, mode, cval)
 
 

@@ -27,7 +27,7 @@ class Found(NamedTuple):
 _found: dict[str, list[Found]] = {}  # by library, while at least one `patch` of it is not undone
 _count: dict[str, int] = {}  # of those
 _originals: dict[str, FunctionType] = {}  # by the name of the target, for calls that are left to them
-_left: dict[str, set[str]] = {}  # by library, those calls
+_calls_left: dict[str, set[str]] = {}  # by library, the kinds of those calls
 _lock = threading.RLock()  # protects these and the code of the functions
 
 
@@ -52,8 +52,8 @@ class patch:
 
     Attributes:
       replaced: the full names of the functions that are replaced.
-      left: the kinds of calls that were left to the original function, because its values are others; each is the name
-        of the function and what it got.
+      left: the kinds of calls that were left to the original function, because the kernels do not compute them or would
+        give other values; each is the name of the function and why.
 
     Raises:
       ValueError: the library is none of those above.
@@ -76,7 +76,7 @@ class patch:
       >>> jax_dcn.patch("keras")
       Traceback (most recent call last):
         ...
-      ValueError: library must be one of 'zeromodels', 'keras_hub', 'scenic', 'jax_raft', got 'keras'
+      ValueError: library must be one of 'zeromodels', 'keras_hub', 'scenic', 'jax', 'jax_raft', got 'keras'
     """
 
     def __init__(self, library: str) -> None:
@@ -89,7 +89,7 @@ class patch:
             _found[library] = [*_found.get(library, ()), *found]
             _count[library] = _count.get(library, 0) + 1
             self.replaced = tuple(str(target) for target in TARGETS if target.library == library and _is_ours(target))
-            self._left = _left.setdefault(library, set())
+            self._left = _calls_left.setdefault(library, set())
         self.library = library
         self._is_undone = self._is_entered = False
 
@@ -104,7 +104,7 @@ class patch:
             if not self._is_undone:
                 if _count[self.library] == 1:
                     _switch(_found[self.library], on=False)
-                    del _found[self.library], _left[self.library]
+                    del _found[self.library], _calls_left[self.library]
                 self._is_undone = True
                 _count[self.library] -= 1
 
@@ -180,7 +180,7 @@ def _checked(target: Target) -> Found:
     if theirs != ours:
         raise TypeError(f"its parameters must be {ours}, got {theirs}")
     original = function.__code__
-    _originals[str(target)] = FunctionType(original, function.__globals__, argdefs=function.__defaults__)
+    _originals[str(target)] = FunctionType(original, function.__globals__)
     return Found(function, original, _code(function, target))
 
 
@@ -199,14 +199,14 @@ def _code(function: FunctionType, target: Target) -> CodeType:
 
 
 def call(target: str, /, **arguments: Any) -> jax.Array:
-    """The result of the replacement of a function, or of the function itself where the replacement leaves it that."""
+    """The result of what replaces a function, or if that raises `Left`, of the original function."""
     replaced = BY_NAME[target]
     try:
         return replaced.replacement(**arguments)
     except adapters.Left as reason:
         kind = f"{target}: {reason}"
     with _lock:
-        _left.get(replaced.library, set()).add(kind)
+        _calls_left.get(replaced.library, set()).add(kind)
     original: jax.Array = _originals[target](**arguments)
     return original
 

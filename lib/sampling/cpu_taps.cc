@@ -57,14 +57,15 @@ struct VectorAxis {
 };
 
 // Locates the points p, p + 1, … of a block on an axis: at the nearest pixel, halves away from zero, or between two.
-// is_other: the lanes of points that are NaN or farther outside than FoldOnce reaches, whose taps are wrong.
+// The results are those of LocateTaps, FoldPixel and TapWeight. needs_fallback: the lanes of points whose taps are
+// wrong, because they are NaN or farther outside than FoldOnce reaches.
 template <int kAxisTaps, int N, typename A>
 DCN_INLINE VectorAxis<N, kAxisTaps> LocateVector(BlockAxis<A>& axis, int p, int32_t size, int32_t pixel_stride,
-                                                 const SamplingRules& rules, Integers<N>& is_other) {
+                                                 const SamplingRules& rules, Integers<N>& needs_fallback) {
   using V = Vector<A, N>;
   const V position = Load<N>(axis.position + p), limit = V{} + A(rules.repeats() ? kFar : size + kMaxAxisTaps);
   const V below = position < limit ? position : limit, bounded = below > -limit ? below : -limit;
-  is_other |= Mask<N>(position != position);
+  needs_fallback |= Mask<N>(position != position);
   const Integers<N> whole = __builtin_convertvector(bounded, Integers<N>);
   const V rest = bounded - __builtin_convertvector(whole, V);
   const Integers<N> first =
@@ -80,7 +81,7 @@ DCN_INLINE VectorAxis<N, kAxisTaps> LocateVector(BlockAxis<A>& axis, int p, int3
     const Integers<N> index = FoldOnce<N>(first + tap, size, rules.outside), last = Integers<N>{} + (size - 1);
     const Integers<N> raised = index > 0 ? index : 0, inside = raised < last ? raised : last;
     taps.is_read[tap] = rules.outside == Outside::kClip ? Integers<N>{} - 1 : index == inside;
-    if (rules.repeats()) is_other |= index != inside;
+    if (rules.outside >= Outside::kWrap) needs_fallback |= index != inside;
     taps.pixel[tap] = inside * pixel_stride;
   }
   return taps;
@@ -157,14 +158,14 @@ template <int kDims, int kAxisTaps>
 bool SampleTaps<A>::LocateVectorsOf() {
   constexpr int N = kVectorBytes / sizeof(A), kTaps = kAxisTaps == 1 ? 1 : 1 << kDims;
   const SamplingRules rules = sizes_.rules;
-  Integers<N> is_other = {};
+  Integers<N> needs_fallback = {};
   for (int p = 0; p < kBlockPoints; p += N) {
     VectorAxis<N, kAxisTaps> axes[kDims];
     int32_t pixel_stride = 1;
     for (int i = kDims; i-- > 0; pixel_stride *= sizes_.size[i]) {
-      axes[i] = LocateVector<kAxisTaps, N>(axes_[i], p, sizes_.size[i], pixel_stride, rules, is_other);
+      axes[i] = LocateVector<kAxisTaps, N>(axes_[i], p, sizes_.size[i], pixel_stride, rules, needs_fallback);
     }
-    Integers<N> is_single = axes[kDims - 1].pixel[kAxisTaps - 1] != axes[kDims - 1].pixel[0] + 1;
+    Integers<N> has_no_pair = axes[kDims - 1].pixel[kAxisTaps - 1] != axes[kDims - 1].pixel[0] + 1;
     Store<N>(Vector<A, N>{}, unread_ + p);
     DCN_UNROLL
     for (int tap = 0; tap < kTaps; ++tap) {
@@ -177,14 +178,14 @@ bool SampleTaps<A>::LocateVectorsOf() {
         is_read &= axes[i].is_read[axis_tap];
         weight = i ? weight * of_axis : of_axis;
       }
-      is_single |= ~is_read;
+      has_no_pair |= ~is_read;
       StoreUnconverted<N>(pixel, &loaded_[tap * kBlockPoints + p]);
       StoreUnconverted<N>(is_read ? pixel : Integers<N>{} - 1, &pixel_[tap * kBlockPoints + p]);
       Store<N>(weight, &weight_[tap * kBlockPoints + p]);
     }
-    has_pairs_[p] = !Any<N>(is_single);
+    has_pairs_[p] = !Any<N>(has_no_pair);
   }
-  return !Any<N>(is_other);
+  return !Any<N>(needs_fallback);
 }
 
 template <typename A>

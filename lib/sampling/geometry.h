@@ -1,6 +1,6 @@
 // Where a sample of an image reads along one axis: the position of a coordinate, and the pixels around it with their
-// weights. Host and device code share this one implementation. jax_dcn/_operators/sampling/geometry.py has the same
-// rules, and says what the options mean.
+// weights. Host and device code share this implementation; cpu_taps.cc also has one for vectors.
+// jax_dcn/_operators/sampling/geometry.py has the same rules, and says what the options mean.
 //
 // - A NaN coordinate makes the sample and the cotangents of its coordinates NaN, and no pixel is read.
 // - A pixel outside the image that no pixel stands for is not read and counts as zero.
