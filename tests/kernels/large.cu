@@ -208,6 +208,12 @@ void TestAggregationOfWideLevel(Device& device) {
   Expect("the weight's cotangent of a wide level", d_weights.last(), 3.75);
 }
 
+// The coordinates along all axes, in one array.
+template <typename T>
+Coordinates<T> InOneArray(T* array) {
+  return {{array, array, array}};
+}
+
 void TestSampling(Device& device, int64_t points, int64_t channels) {
   SamplingSizes sizes = {kBatches, points, channels, 2, {1, 1, 1}, {}, false};
   sizes.rules = {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kZero};
@@ -218,12 +224,13 @@ void TestSampling(Device& device, int64_t points, int64_t channels) {
   const CsrTables room = {kBatches, 1, entries, row_start.data(), taps.data(), ids.data()};
   x.last() = 3;
   d_out.last() = 5;
-  Check(Sample(device, DType::kF32, sizes, x.data(), locations.data(), out.data()));
+  Check(Sample(device, DType::kF32, sizes, x.data(), InOneArray<const void>(locations.data()), out.data()));
   Expect("the last point", out.last(), 3);
-  Check(SamplingXCotangent(device, DType::kF32, sizes, locations.data(), d_out.data(), true, d_x.data(), room));
+  Check(SamplingXCotangent(device, DType::kF32, sizes, InOneArray<const void>(locations.data()), d_out.data(), true,
+                           d_x.data(), room));
   Expect("the last pixel's cotangent, of sampling,", d_x.last(), 5);
-  Check(SamplingLocationsCotangent(device, DType::kF32, sizes, x.data(), locations.data(), d_out.data(),
-                                   d_locations.data()));
+  Check(SamplingLocationsCotangent(device, DType::kF32, sizes, x.data(), InOneArray<const void>(locations.data()),
+                                   d_out.data(), InOneArray<void>(d_locations.data())));
   Expect("the last location's cotangent, of sampling,", d_locations.last(), -15);
 }
 
@@ -239,10 +246,10 @@ void TestSamplingOfWideImage(Device& device) {
   locations.last() = locations.last(2) = kSide - 1;
   x.last() = 3;
   d_out.last() = 5;
-  Check(Sample(device, DType::kF32, sizes, x.data(), locations.data(), out.data()));
+  Check(Sample(device, DType::kF32, sizes, x.data(), InOneArray<const void>(locations.data()), out.data()));
   Expect("the point of a wide image", out.last(), 3);
-  Check(SamplingLocationsCotangent(device, DType::kF32, sizes, x.data(), locations.data(), d_out.data(),
-                                   d_locations.data()));
+  Check(SamplingLocationsCotangent(device, DType::kF32, sizes, x.data(), InOneArray<const void>(locations.data()),
+                                   d_out.data(), InOneArray<void>(d_locations.data())));
   Expect("the location's cotangent of a wide image", d_locations.last(), -15);
 }
 
