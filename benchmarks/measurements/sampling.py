@@ -102,7 +102,7 @@ def problem_of_field(field, dtype):
 
 def with_scipy(problem, backward):
     if backward or problem.dtype != "float32":
-        raise Unavailable("SciPy has no gradients, and no bfloat16")
+        raise Unavailable("has no gradients, and no bfloat16")
     operands = {name: np.asarray(array) for name, array in problem.operands.items()}
     return Call(
         partial(scipy.ndimage.map_coordinates, **operands, **problem.options),
@@ -113,7 +113,7 @@ def with_scipy(problem, backward):
 
 def with_jax_scipy(problem, backward):
     if problem.options["order"] > 1:
-        raise Unavailable("jax.scipy has orders 0 and 1")
+        raise Unavailable("has orders 0 and 1 only")
     return compiled.prepare(jax.scipy.ndimage.map_coordinates, FIELD, problem, backward)
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jax_dcn import _validation
 from jax_dcn._operators.aggregation.functions import multi_scale_deformable_attention
 from jax_dcn._operators.sampling.arguments import MAX_AXES
 from jax_dcn._operators.sampling.functions import map_coordinates
@@ -168,8 +169,11 @@ def jax_scipy(input: ArrayLike, coordinates: Sequence[ArrayLike], order: int, mo
         raise Left(f"an input of {image.ndim} axes, {len(found)} coordinates, or an input without pixels")
     if not jnp.issubdtype(image.dtype, jnp.inexact):  # The original sums integers in other types.
         raise Left(f"an input of {image.dtype}")
-    if not all(_is_coordinate(one.dtype) for one in found):
-        raise Left(f"coordinates of {', '.join(sorted({str(one.dtype) for one in found}))}")
+    try:
+        for one in found:
+            _validation.coordinates("coordinates", one)
+    except TypeError as error:
+        raise Left(f"coordinates of {', '.join(sorted({str(one.dtype) for one in found}))}") from error
     return _map_coordinates(image, found, mode, cval)
 
 
@@ -177,10 +181,6 @@ def jax_scipy(input: ArrayLike, coordinates: Sequence[ArrayLike], order: int, mo
 @by_standard_rules
 def _map_coordinates(image: jax.Array, coordinates: list[jax.Array], mode: str, cval: Any) -> jax.Array:
     return map_coordinates(image, coordinates, order=1, mode=mode, cval=jnp.asarray(cval, image.dtype))
-
-
-def _is_coordinate(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.float32, jnp.float64)
 
 
 def _attend(value: jax.Array, locations: jax.Array, weights: jax.Array, shapes: Shapes, **options: Any) -> jax.Array:

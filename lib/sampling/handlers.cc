@@ -2,6 +2,7 @@
 // backend module compiles this file with its own Device.
 #include "sampling/sampling.h"
 
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -21,12 +22,23 @@ Enum Decode(const ffi::Dictionary& attributes, std::string_view name, Enum last)
   return Enum(IntegerAttribute(attributes, name, 0, int64_t(last)));
 }
 
-// Checks the locations, or the coordinates along an axis.
-void CheckLocated(std::string_view operand, ffi::AnyBuffer array, const SamplingSizes& sizes, ffi::DataType type) {
-  CheckType(operand, array, type);
+// The locations, or the coordinates along each axis, or their cotangents, of which array(i) is number i of `count`.
+template <typename T, typename Array>
+Coordinates<T> DecodeLocated(std::string_view name, const SamplingSizes& sizes, ffi::DataType type, size_t count,
+                             const Array& array) {
+  const size_t expected = sizes.is_planar ? size_t(sizes.dims) : 1;
+  Require(count == expected, "the call has ", count, " arrays of ", name, ", must have ", expected);
   std::vector<int64_t> shape = {sizes.batches, sizes.points};
   if (!sizes.is_planar) shape.push_back(sizes.dims);
-  CheckShape(operand, array, shape);
+  Coordinates<T> located = {};
+  for (size_t i = 0; i < count; ++i) {
+    const ffi::AnyBuffer buffer = array(i);
+    CheckType(name, buffer, type);
+    CheckShape(name, buffer, shape);
+    located.array[i] = buffer.untyped_data();
+  }
+  if (!sizes.is_planar) std::fill_n(located.array, sizes.dims, located.array[0]);
+  return located;
 }
 
 struct SamplingOperands {
@@ -53,13 +65,8 @@ SamplingOperands DecodeSampling(const ffi::Dictionary& attributes, DType dtype, 
   CheckRank("out", out, 3);
   sizes.points = out.dimensions()[1];
   CheckShape("out", out, {sizes.batches, sizes.points, sizes.channels});
-  const size_t arrays = sizes.is_planar ? size_t(dims) : 1;
-  Require(located.size() == arrays, "the call has ", located.size(), " arrays of locations, must have ", arrays);
-  for (size_t axis = 0; axis < size_t(dims); ++axis) {
-    const ffi::AnyBuffer array = *located.get<ffi::AnyBuffer>(sizes.is_planar ? axis : 0);
-    CheckLocated("locations", array, sizes, operands.type);
-    operands.locations.array[axis] = array.untyped_data();
-  }
+  operands.locations = DecodeLocated<const void>("locations", sizes, operands.type, located.size(),
+                                                 [&](size_t i) { return *located.get<ffi::AnyBuffer>(i); });
   int64_t pixels = 1;
   for (int axis = 0; axis < kMaxAxes; ++axis) {
     if (axis >= sizes.dims) {
@@ -105,14 +112,8 @@ const char* LocationsCotangentImpl(Device& device, ffi::AnyBuffer x, ffi::AnyBuf
   const DType dtype = DecodeDType(d_out.element_type());
   const auto [sizes, type, locations] = DecodeSampling(attributes, dtype, x, d_out, located);
   CheckType("x", x, d_out.element_type());
-  Require(d_located.size() == located.size(), "the call has ", d_located.size(), " results, must have ",
-          located.size());
-  Coordinates<void> d_locations = {};
-  for (int axis = 0; axis < sizes.dims; ++axis) {
-    const ffi::AnyBuffer array = **d_located.get<ffi::AnyBuffer>(sizes.is_planar ? axis : 0);
-    CheckLocated("d_locations", array, sizes, type);
-    d_locations.array[axis] = array.untyped_data();
-  }
+  const auto d_locations = DecodeLocated<void>("d_locations", sizes, type, d_located.size(),
+                                               [&](size_t i) { return **d_located.get<ffi::AnyBuffer>(i); });
   return DCN_BEST(SamplingLocationsCotangent)(device, dtype, sizes, x.untyped_data(), locations, d_out.untyped_data(),
                                               d_locations);
 }

@@ -102,7 +102,7 @@ def canonicalize_grid(
         spec = Spec(dims, METHODS[method], units, PADDING_MODES[padding_mode])
     points = grid.shape[len(leading) : -1]
     grid = jnp.broadcast_to(grid, (*leading, *points, dims))
-    return _canonical_call(x, reshape(grid, (*leading, math.prod(points), dims)), spec, points)
+    return _canonical_call(x, [reshape(grid, (*leading, math.prod(points), dims))], spec, points)
 
 
 def canonicalize_size(x: ArrayLike, size: Any, *, method: Any, align_corners: Any, data_format: Any) -> CanonicalCall:
@@ -118,7 +118,7 @@ def canonicalize_size(x: ArrayLike, size: Any, *, method: Any, align_corners: An
     ]
     grid = jnp.stack(jnp.meshgrid(*axes, indexing="ij")[::-1], -1)
     locations = jnp.broadcast_to(grid.reshape(-1, 2), (*x.shape[:-3], math.prod(points), 2))
-    return _canonical_call(x, locations, RESIZE_SPECS[method], points)
+    return _canonical_call(x, [locations], RESIZE_SPECS[method], points)
 
 
 def _resized_axis(length: Any, count: int, align_corners: bool, dtype: Any) -> jax.Array:
@@ -209,13 +209,10 @@ def is_channels_first(data_format: str | None) -> bool:
     return data_format is not None and data_format[1] == "C"
 
 
-def _canonical_call(
-    x: jax.Array, located: jax.Array | list[jax.Array], spec: Spec, points: tuple[int, ...]
-) -> CanonicalCall:
+def _canonical_call(x: jax.Array, located: list[jax.Array], spec: Spec, points: tuple[int, ...]) -> CanonicalCall:
     """located: the locations, or the coordinates along each axis."""
-    arrays = located if isinstance(located, list) else [located]
-    data_dtype, wide = kernel_dtypes(x.dtype, *(array.dtype for array in arrays))
-    x, *arrays = jax_internals.vary_alike([x.astype(data_dtype), *(array.astype(wide) for array in arrays)])
+    data_dtype, wide = kernel_dtypes(x.dtype, *(array.dtype for array in located))
+    x, *arrays = jax_internals.vary_alike([x.astype(data_dtype), *(array.astype(wide) for array in located)])
     operands = Operands(x, None, *arrays) if spec.planar else Operands(x, *arrays)
     check_operands(operands, spec)
     return CanonicalCall(operands, spec, points)
