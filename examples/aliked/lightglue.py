@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
+from examples.library.layers import Dense
+
 THRESHOLD = 0.1  # of the probability of a match, by the authors
 
 
@@ -46,7 +48,7 @@ class LightGlue(nn.Module):
         sizes = sizes.astype(positions.dtype)
         positions = (positions - sizes[:, None] / 2) / (sizes.max(1)[:, None, None] / 2)
         angles = PositionEncoding(self.features // self.heads // 2, name="posenc")(positions)
-        x = nn.Dense(self.features, dtype=self.dtype, name="input_proj")(descriptors)
+        x = Dense(self.features, dtype=self.dtype, name="input_proj")(descriptors)
         for layer in range(self.layers):
             x = Layer(self.heads, self.dtype, name=f"transformers_{layer}")(x, valid, angles)
         both = valid[0, :, None] & valid[1]
@@ -61,7 +63,7 @@ class PositionEncoding(nn.Module):
 
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:
-        return nn.Dense(self.features, use_bias=False, name="Wr")(positions)
+        return Dense(self.features, use_bias=False, name="Wr")(positions)
 
 
 class Layer(nn.Module):
@@ -88,7 +90,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, valid: jax.Array, angles: jax.Array | None = None) -> jax.Array:
-        width, dense = x.shape[-1], partial(nn.Dense, dtype=self.dtype)
+        width, dense = x.shape[-1], partial(Dense, dtype=self.dtype)
         heads = (*x.shape[:-1], self.heads, width // self.heads)
         if angles is None:
             query = dense(width, name="to_qk")(x).reshape(heads)
@@ -120,11 +122,11 @@ class Assignment(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, both: jax.Array) -> jax.Array:
         width = x.shape[-1]
-        first, second = nn.Dense(width, dtype=self.dtype, name="final_proj")(x) / width**0.25
+        first, second = Dense(width, dtype=self.dtype, name="final_proj")(x) / width**0.25
         wide = jnp.promote_types(x.dtype, jnp.float32)
         similarity = jnp.einsum("kd,ld->kl", first, second, preferred_element_type=wide)
         similarity = jnp.where(both, similarity, jnp.finfo(wide).min)
-        matchable = nn.Dense(1, dtype=self.dtype, name="matchability")(x)[..., 0].astype(wide)
+        matchable = Dense(1, dtype=self.dtype, name="matchability")(x)[..., 0].astype(wide)
         certainty = jax.nn.log_sigmoid(matchable)
         of_pairs = jax.nn.log_softmax(similarity, 0) + jax.nn.log_softmax(similarity, 1)
         return of_pairs + certainty[0, :, None] + certainty[1]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from examples.hgnet import HGNet
+from examples.library.layers import Dense
 
 from .config import DFineConfig
 from .decoder import DecoderLayer, Detections, Predictions, move
@@ -62,7 +63,7 @@ class Gate(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
         both = jnp.concatenate([x, y], -1)
-        gate = nn.Dense(both.shape[-1], kernel_init=nn.initializers.zeros, dtype=self.options.dtype, name="gate")(both)
+        gate = Dense(both.shape[-1], kernel_init=nn.initializers.zeros, dtype=self.options.dtype, name="gate")(both)
         first, second = jnp.split(jax.nn.sigmoid(gate), 2, -1)
         return self.options.norm("norm")(first * x + second * y)
 

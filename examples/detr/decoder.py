@@ -14,8 +14,9 @@ from flax.core import FrozenDict
 
 from jax_dcn.linen import MultiScaleDeformableAttention
 
+from .attention import SelfAttention
 from .config import DeformableDetrConfig, LwDetrConfig, RTDetrConfig
-from .layers import FeedForward, LayerOptions, SelfAttention
+from .layers import FeedForward, LayerOptions
 from .positions import Pyramid
 
 EPSILON = 1e-5

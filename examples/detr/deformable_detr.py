@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from examples.library.layers import square
+from examples.library.layers import Dense, square
 from examples.resnet.model import PLAIN, ResNet
 from jax_dcn.linen import MultiScaleDeformableAttention
 
@@ -123,7 +123,7 @@ class DeformableDetr(nn.Module):
         config = self.config
         embed = nn.Embed(config.num_queries, 2 * config.d_model, name="query_position_embeddings")
         embedding = embed(jnp.arange(config.num_queries))
-        points = nn.Dense(2, name="reference_points")(embedding[:, : config.d_model])
+        points = Dense(2, name="reference_points")(embedding[:, : config.d_model])
         reference = jax.nn.sigmoid(points)
         return tuple(jnp.broadcast_to(part, (batch, *part.shape)) for part in (reference, embedding))
 
@@ -137,5 +137,5 @@ class DeformableDetr(nn.Module):
         proposed = Detections(class_head(features), jax.nn.sigmoid(box_head(features) + boxes))
         [reference] = best(proposed.logits[..., 0], config.two_stage_num_proposals, proposed.boxes)
         reference = jax.lax.stop_gradient(reference)
-        embedding = nn.Dense(2 * config.d_model, name="pos_trans")(sines_of_boxes(reference, config.d_model // 2))
+        embedding = Dense(2 * config.d_model, name="pos_trans")(sines_of_boxes(reference, config.d_model // 2))
         return proposed, reference, LayerOptions().norm("pos_trans_norm")(embedding)

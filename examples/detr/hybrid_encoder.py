@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from examples.library.layers import BatchNorm, square
 
+from .attention import SelfAttention
 from .config import RTDetrConfig
-from .layers import ACTIVATIONS, EncoderLayer, LayerOptions, SelfAttention
+from .layers import ACTIVATIONS, EncoderLayer, LayerOptions
 from .positions import sines_of_grid
 
 REPVGG_BLOCKS = 3

@@ -9,10 +9,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.typing import Dtype
 
-from examples.library.layers import relu
+from examples.library.layers import Dense, relu
 
 ACTIVATIONS = {"relu": relu, "silu": nn.silu, "swish": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
 
@@ -92,58 +91,6 @@ def _in_rows_backward(shape, _, ct):
 _in_rows.defvjp(_in_rows_forward, _in_rows_backward)
 
 
-class SelfAttention(nn.Module):
-    """Attention among x [..., length, channels]; `position`, of the same shape, is added to queries and keys only.
-
-    key_bias: whether keys have a bias. hidden: bool [length, length], whether the query of a row does not see that of a
-    column; by default, each sees all.
-    """
-
-    heads: int
-    options: LayerOptions
-    key_bias: bool = True
-
-    @nn.compact
-    def __call__(self, x: jax.Array, position: jax.Array | None = None, hidden: jax.Array | None = None) -> jax.Array:
-        options, length = self.options, x.shape[-2]
-        if options.dtype is not None and jnp.dtype(options.dtype).itemsize == 2:
-            x, position, hidden = _aligned(x, position, hidden)
-        dense = partial(nn.Dense, x.shape[-1], dtype=options.dtype)
-        located = x if position is None else x + position.astype(x.dtype)
-        query = self._split(dense(name="q_proj")(located))
-        key = self._split(dense(name="k_proj", use_bias=self.key_bias)(located))
-        value = self._split(dense(name="v_proj")(x))
-        drops = options.train and options.attention_dropout > 0
-        attended = nn.dot_product_attention(
-            query,
-            key,
-            value,
-            mask=None if hidden is None else ~hidden,
-            dropout_rng=self.make_rng("dropout") if drops else None,
-            dropout_rate=options.attention_dropout,
-            deterministic=not drops,
-        )
-        return dense(name="o_proj")(attended.reshape(x.shape))[..., :length, :]
-
-    def _split(self, x):
-        return x.reshape(*x.shape[:-1], self.heads, -1)
-
-
-def _aligned(x, position, hidden):
-    """With further rows, which no query sees, to a multiple of 8. XLA pads products of 16 bits to that on a GPU, and
-    those of attention have operands that are many times larger."""
-    length = x.shape[-2]
-    extra = -length % 8
-    if not extra:
-        return x, position, hidden
-
-    def longer(part):
-        return None if part is None else jnp.pad(part, [(0, 0)] * (part.ndim - 2) + [(0, extra), (0, 0)])
-
-    hidden = longer(np.zeros((length, length), bool) if hidden is None else hidden)
-    return longer(x), longer(position), jnp.pad(hidden, [(0, 0), (0, extra)], constant_values=True)
-
-
 class FeedForward(nn.Module):
     """Two dense layers with an activation between them."""
 
@@ -154,9 +101,9 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = self.options.dtype
-        hidden = ACTIVATIONS[self.activation](nn.Dense(self.features, dtype=dtype, name="fc1")(x))
+        hidden = ACTIVATIONS[self.activation](Dense(self.features, dtype=dtype, name="fc1")(x))
         hidden = self.options.drop(hidden, self.options.activation_dropout)
-        return nn.Dense(x.shape[-1], dtype=dtype, name="fc2")(hidden)
+        return Dense(x.shape[-1], dtype=dtype, name="fc2")(hidden)
 
 
 class GatedFeedForward(nn.Module):
@@ -167,7 +114,7 @@ class GatedFeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dense = partial(nn.Dense, dtype=self.options.dtype)
+        dense = partial(Dense, dtype=self.options.dtype)
         gate, up = (dense(self.features, name=name)(x) for name in ("gate_proj", "up_proj"))
         hidden = self.options.drop(nn.silu(gate) * up, self.options.activation_dropout)
         return dense(x.shape[-1], name="down_proj")(hidden)
@@ -208,13 +155,13 @@ class Head(nn.Module):
             last = {"kernel_init": nn.initializers.zeros, "bias_init": lambda _, *about: jnp.full(about[0], first)}
         *hidden, features = self.features
         for index, width in enumerate(hidden):
-            x = ACTIVATIONS[self.activation](nn.Dense(width, name=f"layers_{index}")(x))
-        return nn.Dense(features, name=f"layers_{len(hidden)}", **last)(x)
+            x = ACTIVATIONS[self.activation](Dense(width, name=f"layers_{index}")(x))
+        return Dense(features, name=f"layers_{len(hidden)}", **last)(x)
 
 
-def class_head(classes: int, name: str) -> nn.Dense:
+def class_head(classes: int, name: str) -> Dense:
     """A classifier whose scores are 0.01 at first, as for focal losses."""
-    return nn.Dense(classes, bias_init=nn.initializers.constant(-math.log(99)), name=name)
+    return Dense(classes, bias_init=nn.initializers.constant(-math.log(99)), name=name)
 
 
 def box_head(features: int, name: str, first: tuple[float, ...] = (0.0,) * 4) -> Head:

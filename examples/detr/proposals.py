@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from examples.library.layers import Dense
+
 from .layers import LayerOptions
 from .positions import Pyramid, Shapes, pixel_centres
 
@@ -39,7 +41,7 @@ def candidates(memory: Pyramid) -> tuple[jax.Array, jax.Array]:
 def projection(like: jax.Array, epsilon: float = 1e-5, end: str = "") -> Project:
     """Of features like these to those of proposals, at least in float32; makes layers of the calling module, whose
     names end so."""
-    dense = nn.Dense(like.shape[-1], dtype=like.dtype, name=f"enc_output{end}")
+    dense = Dense(like.shape[-1], dtype=like.dtype, name=f"enc_output{end}")
     norm = LayerOptions(epsilon=epsilon).norm(f"enc_output_norm{end}")
     return lambda features: norm(dense(features))
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import jax_dcn
 from examples.library.layers import Conv
 
-from .layers import FeedForward, LayerOptions, SelfAttention
+from .attention import SelfAttention
+from .layers import FeedForward, LayerOptions
 
 NORMAL = nn.initializers.truncated_normal(0.02)
 

@@ -57,6 +57,26 @@ def convolve(
     )
 
 
+def product_of_rows(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
+    """`jax.lax.dot_general` as dense layers call it: of x [..., channels], whose rows are made one dimension.
+
+    If there are several, XLA for CPUs transposes the cotangent for the gradient of the kernel, and in doing so computes
+    it again, out of the order of its memory.
+    """
+    product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **options)
+    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+class Dense(nn.Dense):
+    """`flax.linen.Dense`, with gradients that are faster on a CPU.
+
+    >>> Dense(5).init_with_output(jax.random.key(0), jnp.ones((2, 3, 4)))[0].shape
+    (2, 3, 5)
+    """
+
+    dot_general: Any = product_of_rows
+
+
 class Conv(nn.Conv):
     """`flax.linen.Conv` of images, with the same parameters."""
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.library.boxes import Boxes
-from examples.library.layers import Doubled, from_windows, relu, square
+from examples.library.layers import Dense, Doubled, from_windows, relu, square
 from jax_dcn import fpn_levels, roi_align
 
 from .config import Config
@@ -82,7 +82,7 @@ class BoxHead(nn.Module):
     dtype: Dtype | None = None
 
     def setup(self):
-        dense = partial(nn.Dense, dtype=self.dtype)
+        dense = partial(Dense, dtype=self.dtype)
         self.shared_fcs = [dense(self.hidden) for _ in range(2)]
         self.fc_cls = dense(self.classes + 1, kernel_init=nn.initializers.normal(0.01))
         self.fc_reg = dense(4 * self.classes, kernel_init=nn.initializers.normal(0.001))

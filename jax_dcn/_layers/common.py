@@ -1,5 +1,6 @@
 """The base class of all layers, and helpers of several."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,12 +10,24 @@ import jax.numpy as jnp
 from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
+from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._primitive.promotion import sum_dtype
 
 Branch = Callable[..., jax.Array]
 LECUN_NORMAL: Initializer = jax.nn.initializers.lecun_normal()
 XAVIER_UNIFORM: Initializer = jax.nn.initializers.xavier_uniform()
 ZEROS: Initializer = jax.nn.initializers.zeros
+
+
+def product_of_rows(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
+    """`jax.lax.dot_general` as dense layers call it: of x [..., channels], whose rows are made one dimension.
+
+    If there are several, XLA for CPUs transposes the cotangent for the gradient of the kernel, and in doing so computes
+    it again, out of the order of its memory.
+    """
+    rows = reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
+    return reshape(product, (*x.shape[:-1], kernel.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,7 @@ class Layer:
     def _dense(self, in_features: int, out_features: int, **options: Any) -> Sublayer:
         """A dense layer; initialized with zeros unless the options say otherwise."""
         shared = {"param_dtype": self.param_dtype, "precision": self.precision, "kernel_init": ZEROS}
+        shared["dot_general"] = product_of_rows
         return Sublayer("dense", in_features, out_features, shared | options)
 
     def _conv(self, in_features: int, out_features: int, kernel_size: tuple[int, ...], **options: Any) -> Sublayer:

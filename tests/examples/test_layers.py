@@ -12,7 +12,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 
-from examples.detr.layers import LayerNorm, LayerOptions, SelfAttention
+from examples.detr import attention
+from examples.detr.attention import SelfAttention, attend_at_once, attend_in_blocks
+from examples.detr.layers import LayerNorm, LayerOptions
 from examples.library.layers import BatchNorm, Conv, max_pool, sums_apart, sums_together
 from tests.helpers.slow import slow
 
@@ -80,6 +82,25 @@ def test_attention_of_an_odd_length_in_16_bits(is_hidden):
     variables = jax.tree.map(lambda leaf: leaf + 0.1, wide.init(jax.random.key(0), x))
     found, expected = (layer.apply(variables, x, position[0], hidden) for layer in (narrow, wide))
     assert_allclose(found.astype(np.float32), expected, 0, 0.02 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_attention_in_blocks(is_hidden, monkeypatch, x64):
+    """Of queries whose number the blocks do not divide; a query that sees nothing attends to all equally."""
+    monkeypatch.setattr(attention, "BLOCK", 2 * 7 * 3)
+    random = np.random.default_rng(0)
+    *operands, weights = random.normal(size=(4, 2, 3, 7, 2, 4))
+    hidden = random.random((7, 7)) < np.linspace(0, 1, 7)[:, None] if is_hidden else None
+
+    def everything(attend):
+        def loss(*operands):
+            found = attend(*operands, hidden)
+            return jnp.sum(weights * found), found
+
+        return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*operands)
+
+    for ours, theirs in zip(*map(jax.tree.leaves, map(everything, (attend_in_blocks, attend_at_once))), strict=True):
+        assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_an_input_that_is_spread_is_refused():
