@@ -30,7 +30,7 @@ from tests.helpers import patched
 from tests.helpers.patched_models import DETECTORS
 from tests.helpers.slow import slow_unless
 
-TARGETS = [target for target in targets.TARGETS if target.library != "jax"]
+TARGETS = [target for target in targets.TARGETS if target.library not in ("jax", "optax")]
 CASES = patched.cases()
 ATTENTION = "ms_deform_attn_core"
 OF_ZEROMODELS = [str(target) for target in TARGETS if target.library == "zeromodels"]
@@ -46,10 +46,15 @@ def stand_in(monkeypatch):
         for target in TARGETS:
             if target.library == library and target.module not in lacks:
                 names[target.module] = module = ModuleType(target.module)
-                plain = getattr(patched, target.function)
+                plain = target.of(patched)
                 function = FunctionType(plain.__code__, plain.__globals__, argdefs=plain.__defaults__)
-                function.__module__ = target.module
-                setattr(module, target.function, function)
+                function.__module__, function.__qualname__ = target.module, plain.__qualname__
+                function.__kwdefaults__ = plain.__kwdefaults__
+                owner, _, name = target.function.rpartition(".")
+                if owner:
+                    setattr(module, owner, type(owner, (), {name: function}))
+                else:
+                    setattr(module, name, function)
                 vars(module).update(changes)
         for name in lacks:
             names[name] = None  # `import` then says that the module is missing
@@ -82,7 +87,7 @@ def installed(monkeypatch):
 
 
 def current(target):
-    return getattr(import_module(target.module), target.function)
+    return target.of(import_module(target.module))
 
 
 def is_replaced(target):
@@ -365,7 +370,7 @@ def test_missing_functions_are_named(stand_in):
     lacking = TARGETS[1].module
     stand_in("zeromodels", lacks=[lacking], bilinear_sample=changed)
     with pytest.warns(UserWarning) as caught, jax_dcn.patch("zeromodels") as patch:
-        assert patch.replaced == (*OF_ZEROMODELS[:1], *OF_ZEROMODELS[2:5])
+        assert patch.replaced == (*OF_ZEROMODELS[:1], *OF_ZEROMODELS[2:5], *OF_ZEROMODELS[7:])
     (warning,) = caught
     assert warning.filename == __file__
     message = str(warning.message)
@@ -394,7 +399,7 @@ def test_warnings_as_errors_change_nothing(stand_in):
     "library, options, error, message",
     [
         ("jax_raft", {"grid_sample": None}, ImportError, "did not find jax_raft.model.grid_sample .* in jax_raft 0.1"),
-        ("jax_raft", {"grid_sample": len}, ImportError, "it must be a function of a module, got <built-in function le"),
+        ("jax_raft", {"grid_sample": len}, ImportError, "it must be a function of a module or a class, got <built"),
         ("keras_hub", {"backend": "torch"}, RuntimeError, "KERAS_BACKEND=jax before .* its backend is 'torch'"),
         ("keras_hub", {"lacks": ["keras"]}, ImportError, "KERAS_BACKEND=jax before .* keras"),
     ],
@@ -412,6 +417,6 @@ def test_libraries_that_are_not_installed(monkeypatch):
 
 
 def test_nothing_is_imported_before():
-    others = [*LIBRARIES.keys() - {"jax"}, "keras"]
+    others = [*LIBRARIES.keys() - {"jax", "optax"}, "keras"]
     code = f"import sys, jax_dcn; assert not {{*{others!r}}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)

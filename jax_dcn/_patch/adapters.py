@@ -5,6 +5,7 @@ because `patch` compares them. N: images; Q: queries; S: pixels of all L levels;
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from numbers import Number
 from typing import Any
@@ -12,16 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.aggregation.functions import multi_scale_deformable_attention
+from jax_dcn._operators.assignment.functions import linear_sum_assignment
 from jax_dcn._operators.sampling.arguments import MAX_AXES
 from jax_dcn._operators.sampling.functions import map_coordinates
 from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 
 Shapes = Sequence[Sequence[int]]
-Adapter = Callable[..., jax.Array]
+Adapter = Callable[..., Any]
 JAX_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
 
 
@@ -152,6 +155,57 @@ def jax_raft(img: jax.Array, grid: jax.Array) -> jax.Array:
     return map_coordinates(img, [y, x], order=1, batch_dims=1)
 
 
+@_of_arrays
+def sam3_roi_align(
+    self: Any, vision_features: jax.Array, boxes_xyxy_denorm: jax.Array, data_format: str = "channels_last"
+) -> jax.Array:
+    """vision_features [N, H, W, C] and boxes [N, B, 4] as (x1, y1, x2, y2) in pixels give [N · B, C, size, size].
+
+    A bin is a sample at its centre; the outermost pixels go on outside.
+    """
+    features = vision_features if data_format == "channels_last" else jnp.moveaxis(vision_features, 1, -1)
+    boxes = _wide(boxes_xyxy_denorm)
+    fractions = (jnp.arange(self.roi_size, dtype=boxes.dtype) + 0.5) / self.roi_size
+    corner, extent = boxes[..., :2, None], boxes[..., 2:, None] - boxes[..., :2, None]
+    x, y = jnp.unstack(corner + extent * fractions, axis=-2)
+    pooled = map_coordinates(features, [y[..., :, None], x[..., None, :]], order=1, mode="nearest", batch_dims=1)
+    pooled = pooled.astype(jnp.result_type(features, boxes, jnp.float32))
+    return jnp.moveaxis(pooled, -1, 2).reshape(-1, features.shape[-1], self.roi_size, self.roi_size)
+
+
+def dm_pix(
+    volume: ArrayLike, coordinates: ArrayLike, *, unflattened_vol_shape: Sequence[int] | None = None
+) -> jax.Array:
+    """volume of one to three axes, or flat with that shape, at coordinates [axes, ...] in pixels."""
+    found = jnp.asarray(coordinates)
+    image = jnp.asarray(volume)
+    shape = image.shape if unflattened_vol_shape is None else tuple(unflattened_vol_shape)
+    _leave_unless_linear(image, [*found] if found.ndim else [], shape)
+    # The original has no derivative at whole numbers, where both of its pixels are the same.
+    if jnp.issubdtype(found.dtype, jnp.floating):
+        found = jnp.where(found == jnp.floor(found), lax.stop_gradient(found), found)
+    return map_coordinates(image.reshape(shape), [*found], order=1, mode="nearest")
+
+
+def optax(cost_matrix: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The rows and columns of an assignment with the least cost, in the order of the original.
+
+    Pairs are not forbidden: those of infinite costs, or of NaN, cost more than all others together.
+    """
+    cost = jnp.asarray(cost_matrix)
+    if cost.ndim != 2 or 0 in cost.shape or not jnp.issubdtype(cost.dtype, jnp.floating):
+        raise Left(f"costs of {cost.dtype} and shape {cost.shape}")
+    rows, columns = cost.shape
+    is_finite = jnp.isfinite(cost)
+    most = 1 + 2 * jnp.sum(jnp.abs(cost), where=is_finite)
+    cost = jnp.where(is_finite, cost, jnp.where(cost == -jnp.inf, -most, most))
+    if rows == columns:
+        return linear_sum_assignment(cost.T).astype(int), jnp.arange(rows)
+    of_shorter = linear_sum_assignment(cost if rows < columns else cost.T)[::-1]
+    shorter = jnp.arange(min(rows, columns))[::-1]
+    return (shorter, of_shorter) if rows < columns else (of_shorter, shorter)
+
+
 def jax_scipy(input: ArrayLike, coordinates: Sequence[ArrayLike], order: int, mode: str, cval: ArrayLike) -> jax.Array:
     """input of one to three axes, at coordinates for each, linearly. Calls that are wrong are left to the original."""
     # Order 0 is one of the other orders, because XLA reads single pixels faster.
@@ -161,20 +215,28 @@ def jax_scipy(input: ArrayLike, coordinates: Sequence[ArrayLike], order: int, mo
         raise Left("coordinates or a cval of other types")
     try:
         image, found = jnp.asarray(input), [jnp.asarray(one) for one in coordinates]
-        jnp.result_type(image, *found)
-        jnp.broadcast_shapes(*(one.shape for one in found))
     except (TypeError, ValueError) as error:
         raise Left("arrays that do not go together") from error
-    if not (1 <= image.ndim <= MAX_AXES and len(found) == image.ndim and image.size):
-        raise Left(f"an input of {image.ndim} axes, {len(found)} coordinates, or an input without pixels")
-    if not jnp.issubdtype(image.dtype, jnp.inexact):  # The original sums integers in other types.
+    _leave_unless_linear(image, found, image.shape)
+    return _map_coordinates(image, found, mode, cval)
+
+
+def _leave_unless_linear(image: jax.Array, coordinates: list[jax.Array], shape: tuple[int, ...]) -> None:
+    """Raises Left unless kernels interpolate linearly in an image of this shape at these coordinates."""
+    try:
+        jnp.result_type(image, *coordinates)
+        jnp.broadcast_shapes(*(one.shape for one in coordinates))
+    except (TypeError, ValueError) as error:
+        raise Left("arrays that do not go together") from error
+    if not (1 <= len(shape) <= MAX_AXES and len(coordinates) == len(shape) and image.size == math.prod(shape) > 0):
+        raise Left(f"an input of {len(shape)} axes, {len(coordinates)} coordinates, or an input without pixels")
+    if not jnp.issubdtype(image.dtype, jnp.inexact):  # The originals sum integers in other types.
         raise Left(f"an input of {image.dtype}")
     try:
-        for one in found:
+        for one in coordinates:
             _validation.coordinates("coordinates", one)
     except TypeError as error:
-        raise Left(f"coordinates of {', '.join(sorted({str(one.dtype) for one in found}))}") from error
-    return _map_coordinates(image, found, mode, cval)
+        raise Left(f"coordinates of {', '.join(sorted({str(one.dtype) for one in coordinates}))}") from error
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))  # as the original

@@ -35,10 +35,11 @@ class patch:
     """Makes the models of another library use the kernels of this package, until `undo` or the end of a `with` block.
 
     It replaces the functions that sample feature maps: in ``"zeromodels"`` those of RF-DETR, RT-DETR, RT-DETRv2,
-    D-FINE, Grounding DINO, Mask2Former and OneFormer, in ``"keras_hub"`` that of D-FINE, in ``"scenic"`` those of
-    Deformable DETR and CenterNet, in ``"jax_raft"`` that of RAFT, and in ``"jax"`` itself
-    ``jax.scipy.ndimage.map_coordinates``, by which many libraries sample. docs/patch.md names the functions and the
-    versions that were tried, and says where they gain how much.
+    D-FINE, Grounding DINO, Mask2Former, OneFormer and SAM3, in ``"keras_hub"`` that of D-FINE, in ``"scenic"`` those of
+    Deformable DETR and CenterNet, in ``"jax_raft"`` that of RAFT, in ``"dm_pix"`` its linear interpolation, and in
+    ``"jax"`` itself ``jax.scipy.ndimage.map_coordinates``, by which Keras and many other libraries sample. In
+    ``"optax"`` it replaces ``optax.assignment.hungarian_algorithm``. docs/patch.md names the functions and the versions
+    that were tried, and says where they gain how much.
 
     Parameters and checkpoints stay as they are, and values and gradients are the same up to rounding. A patch applies
     to the whole process: a replaced function gets other code and stays the same object, with its name, signature and
@@ -73,10 +74,9 @@ class patch:
             model.fit(data)
 
       >>> import jax_dcn
-      >>> jax_dcn.patch("keras")
-      Traceback (most recent call last):
-        ...
-      ValueError: library must be one of 'zeromodels', 'keras_hub', 'scenic', 'jax', 'jax_raft', got 'keras'
+      >>> with jax_dcn.patch("jax") as patch:
+      ...     patch.replaced
+      ('jax.scipy.ndimage.map_coordinates',)
     """
 
     def __init__(self, library: str) -> None:
@@ -157,8 +157,11 @@ def _find(library: str) -> list[Found]:
 
 def _is_ours(target: Target) -> bool:
     """Whether the function is replaced. After a reload it is not."""
-    present: Any = getattr(sys.modules.get(target.module), target.function, None)
-    return any(unwrap(present) is one.function for one in _found.get(target.library, ()))
+    try:
+        present = unwrap(target.of(sys.modules.get(target.module)))
+    except AttributeError:
+        return False
+    return any(present is one.function for one in _found.get(target.library, ()))
 
 
 def _check_backend(library: str) -> None:
@@ -173,9 +176,9 @@ def _check_backend(library: str) -> None:
 
 def _checked(target: Target) -> Found:
     """Raises an error if the function is not as in the versions that were tried."""
-    function: Any = unwrap(getattr(import_module(target.module), target.function))
+    function: Any = unwrap(target.of(import_module(target.module)))
     if not isinstance(function, FunctionType) or function.__code__.co_freevars:
-        raise TypeError(f"it must be a function of a module, got {function!r}")
+        raise TypeError(f"it must be a function of a module or a class, got {function!r}")
     theirs, ours = (", ".join(signature(one).parameters) for one in (function, target.replacement))
     if theirs != ours:
         raise TypeError(f"its parameters must be {ours}, got {theirs}")
@@ -186,19 +189,20 @@ def _checked(target: Target) -> Found:
 
 def _code(function: FunctionType, target: Target) -> CodeType:
     """Code with the parameters of a function, which makes a `call`. It runs with the globals of the function."""
+    name = function.__name__
     parameters = Signature([Parameter(one.name, one.kind) for one in signature(function).parameters.values()])
     lines = [
-        f"def {target.function}{parameters}:",
+        f"def {name}{parameters}:",
         f"    from {__name__} import call",
-        f"    return call({str(target)!r}, {', '.join(f'{name}={name}' for name in parameters.parameters)})",
+        f"    return call({str(target)!r}, {', '.join(f'{one}={one}' for one in parameters.parameters)})",
     ]
     names: dict[str, Any] = {}
     exec(compile("\n".join(lines), f"<jax_dcn.patch of {target}>", "exec"), names)
-    code: CodeType = names[target.function].__code__
+    code: CodeType = names[name].__code__
     return code
 
 
-def call(target: str, /, **arguments: Any) -> jax.Array:
+def call(target: str, /, **arguments: Any) -> Any:
     """The result of what replaces a function, or if that raises `Left`, of the original function."""
     replaced = BY_NAME[target]
     try:
@@ -207,8 +211,7 @@ def call(target: str, /, **arguments: Any) -> jax.Array:
         kind = f"{target}: {reason}"
     with _lock:
         _calls_left.get(replaced.library, set()).add(kind)
-    original: jax.Array = _originals[target](**arguments)
-    return original
+    return _originals[target](**arguments)
 
 
 def _switch(found: list[Found], on: bool) -> None:

@@ -97,6 +97,27 @@ def grid_sample(img, grid):
     return samples.astype(img.dtype)
 
 
+class SAM3GeometryEncoder:
+    def _roi_align(self, vision_features, boxes_xyxy_denorm, data_format="channels_last"):
+        features, places = jnp.asarray(vision_features), jnp.asarray(boxes_xyxy_denorm)
+        if data_format == "channels_first":
+            features = jnp.moveaxis(features, 1, -1)
+        shape, steps = features.shape[1:3], jnp.arange(0.5, self.roi_size, dtype=places.dtype)
+        pooled = []
+        for image, boxes in zip(features, places, strict=True):
+            for box in boxes:
+                x, y = ((box[i + 2] - box[i]) / self.roi_size * steps + box[i] for i in (0, 1))
+                x, y = jnp.clip(x, 0, shape[1] - 1), jnp.clip(y, 0, shape[0] - 1)
+                pooled.append(jnp.moveaxis(at(image, shape, *jnp.meshgrid(x, y)), -1, 0))
+        return jnp.stack(pooled).astype("float64" if features.dtype == "float64" else "float32")
+
+
+def flat_nd_linear_interpolate(volume, coordinates, *, unflattened_vol_shape=None):
+    height, width = unflattened_vol_shape or volume.shape
+    y, x = jnp.clip(coordinates[0], 0, height - 1), jnp.clip(coordinates[1], 0, width - 1)
+    return at(volume.reshape(-1, 1), (height, width), x, y)[..., 0].astype(volume.dtype)
+
+
 class Case(NamedTuple):
     call: Callable[..., jax.Array]  # of a function and the arrays
     arrays: list[np.ndarray]
@@ -150,6 +171,14 @@ def cases() -> dict[str, Case]:
         ),
         "_roi_align_einsum": Case(
             of_images, [random.normal(size=(2, 4, 6, CHANNELS)), np.stack([boxes, boxes + 0.13])]
+        ),
+        "SAM3GeometryEncoder._roi_align": Case(
+            lambda function, *arrays: function(SimpleNamespace(roi_size=3), *arrays),
+            [random.normal(size=(2, 4, 6, CHANNELS)), np.stack([boxes, 2 * boxes + 0.13])],
+        ),
+        "flat_nd_linear_interpolate": Case(
+            lambda function, volume, places: function(volume.ravel(), places, unflattened_vol_shape=(4, 6)),
+            [random.normal(size=(4, 6)), random.uniform(-1.5, 7, (2, 5, 5))],
         ),
         "grid_sample": Case(before_last(), [random.normal(size=(3, 4, 6, 1)), random.uniform(-1.5, 7, (3, 5, 5, 2))]),
     }
